@@ -1,0 +1,31 @@
+"""One set-up for every test: shapes are checked, threads are few, and tests skip what the machine lacks."""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Must come before the first import of vlhmm: only modules loaded after it have their shapes checked.
+install_import_hook("vlhmm", "beartype.beartype")
+
+# The tensors here are tiny: a second thread costs more than it gives, and results stay bit-identical.
+torch.set_num_threads(1)
+
+# Repeatable runs, and no deadline: a shared machine must not fail a law.
+hypothesis.settings.register_profile("vlhmm", derandomize=True, deadline=None, max_examples=25, database=None)
+hypothesis.settings.load_profile("vlhmm")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`data` tests skip without VLHMM_DATA; `gpu` tests run only when asked for, and skip without CUDA."""
+    if "gpu" not in config.option.markexpr:
+        on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=on_gpu)
+    for item in items:
+        if item.get_closest_marker("data") and not os.environ.get("VLHMM_DATA"):
+            item.add_marker(pytest.mark.skip(reason="VLHMM_DATA is not set"))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,0 +1,72 @@
+"""The time-parallel scan gives what the serial recursion gives."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import EVERY_KIND, Kind, ragged, random_hmm
+
+import vlhmm
+from vlhmm.tables import Tables, TableTransition
+
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-10) -> None:
+    np.testing.assert_allclose(actual.detach().numpy(), expected.detach().numpy(), rtol=tolerance, atol=tolerance)
+
+
+def sentences_of(oracle, lengths) -> tuple[torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(0)
+    return ragged([oracle.sentence(length, random) for length in lengths], padding=-1)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (2, 1), (8, 3, 5), (17, 1, 16, 9), (33,)], ids=str)
+@every_kind
+def test_parallel_equals_serial(kind, lengths):
+    oracle, tables = random_hmm(kind, seed=31)
+    hmm = vlhmm.HMM(tables)
+    tokens, ends = sentences_of(oracle, lengths)
+    belief = hmm.filter(sentences_of(oracle, (2,) * len(lengths))[0]).belief
+    for past in (None, belief):
+        close(hmm.log_prob(tokens, ends, past, parallel=True), hmm.log_prob(tokens, ends, past))
+        close(hmm.token_log_probs(tokens, ends, past, parallel=True), hmm.token_log_probs(tokens, ends, past))
+        close(hmm.token_log_probs(tokens, ends, past, parallel=True, window=5), hmm.token_log_probs(tokens, ends, past))
+
+
+@every_kind
+def test_parallel_equals_serial_in_float32(kind):
+    oracle, tables = random_hmm(kind, seed=32, dtype=torch.float32)
+    hmm = vlhmm.HMM(tables)
+    tokens, lengths = sentences_of(oracle, (40, 11))
+    parallel = hmm.log_prob(tokens, lengths, parallel=True)
+    assert parallel.dtype == torch.float32
+    close(parallel, hmm.log_prob(tokens, lengths), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("support", ["dense", "blocked", "cloned", "uniform"])
+def test_parallel_gradient_equals_serial(support, reset):
+    oracle, tables = random_hmm(Kind(support, "table", reset), seed=33)
+    tokens, lengths = sentences_of(oracle, (12, 1, 7))
+    weights = torch.linspace(-1.0, 1.0, tokens.numel(), dtype=torch.float64).view(tokens.shape)
+    gradients = []
+    for parallel in (False, True):
+        start = tables.log_start.clone().requires_grad_()
+        table = tables.transition.log_prob.clone().requires_grad_()
+        emission = tables.log_emission.clone().requires_grad_()
+        hmm = vlhmm.HMM(Tables(tables.support, start, TableTransition(table), emission, tables.reset_token))
+        total = hmm.log_prob(tokens, lengths, parallel=parallel).sum()
+        total = total + (weights * hmm.token_log_probs(tokens, lengths, parallel=parallel)).sum()
+        gradients.append(torch.autograd.grad(total, (start, table, emission)))
+    for actual, expected in zip(*gradients, strict=True):
+        close(actual, expected)
+
+
+@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 70))
+def test_parallel_scores_any_sentence(kind, seed, length):
+    oracle, tables = random_hmm(kind, seed)
+    sentence = oracle.sentence(length, np.random.default_rng(seed))
+    scores = vlhmm.HMM(tables).token_log_probs([sentence], parallel=True)
+    np.testing.assert_allclose(scores[0], oracle.by_messages(sentence).token_log_probs, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,46 @@
+"""Small models of every kind, in float64."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vlhmm.models import Model, ModelSettings, build
+from vlhmm.tables import Support, blocked_support, cloned_support, dense_support, uniform_support
+
+VARIANTS = {
+    "neural softmax": ModelSettings("neural", transition="softmax", dim=4),
+    "neural softmax, paper": ModelSettings(
+        "neural", transition="softmax", dim=4, target_network=True, initialisation="paper"
+    ),
+    "neural block-factored": ModelSettings("neural", transition="block-factored", dim=4, out_scale=0.25),
+    "neural, split": ModelSettings("neural", transition="softmax", dim=3, embeddings="split", target_network=True),
+    "linear softmax": ModelSettings("linear", transition="softmax", dim=3, embeddings="split", emission_bias=False),
+    "linear, tied": ModelSettings("linear", transition="softmax", dim=3),
+    "linear block-factored": ModelSettings("linear", transition="block-factored", dim=5, embeddings="split"),
+    "scalar": ModelSettings("scalar", transition="table", init_scale=1.0),
+}
+
+PARTITIONS = {
+    "dense": dense_support(6, 5),
+    "blocked": blocked_support(torch.tensor([2, 0, 2, 1, 2, 3, 2, 0, 2]), 4, 5),
+    "blocked, one without words": blocked_support(torch.tensor([3, 0, 0, 1, 3]), 4, 3),
+    "cloned": cloned_support(4, 3),
+}
+
+OVERLAPPING = {
+    "uniform": uniform_support(9, 6, 3, torch.Generator().manual_seed(1)),
+    "uniform, states without words": uniform_support(3, 10, 2, torch.Generator().manual_seed(1)),
+}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    block_of_word: np.ndarray
+    num_blocks: int
+
+
+def small_model(variant: str, support: Support, seed: int = 0, reset_token: int | None = None) -> Model:
+    values = {**VARIANTS[variant].to_dict(), "states_per_block": support.states_per_word}
+    settings = ModelSettings.from_dict(values)
+    return build(settings, support, reset_token, torch.Generator().manual_seed(seed)).double()

@@ -1,0 +1,128 @@
+"""Emission ops against their specification, over every kind of support."""
+
+import pytest
+import torch
+
+from vlhmm.ops.emission import emitting_states, log_emission, normalize_over_words, reference, word_layout
+from vlhmm.ops.emission import scattered as scattered_ops
+from vlhmm.tables import Support, blocked_support, cloned_support, dense_support, uniform_support
+
+WIDTH = 4
+
+
+def supports() -> dict[str, Support]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "dense": dense_support(7, 3),
+        "dense, one state": dense_support(5, 1),
+        "one word": dense_support(1, 3),
+        "blocked, uneven": blocked_support(torch.tensor([2, 0, 2, 1, 2, 3, 2, 0, 2]), 4, 5),
+        "blocked, equal": blocked_support(torch.tensor([1, 0, 2, 0, 1, 2]), 3, 3),
+        "blocked, one without words": blocked_support(torch.tensor([3, 0, 0, 1, 3]), 4, 3),
+        "cloned": cloned_support(6, 3),
+        "uniform": uniform_support(9, 6, 3, generator),
+        "uniform, states without words": uniform_support(3, 20, 2, generator),
+        "uniform, shared groups": Support(
+            torch.tensor([0, 1, 1, 0, 1]), torch.tensor([[0, 2, 3], [1, 2, 4]]), 6, partition=False
+        ),
+    }
+
+
+SUPPORTS = supports()
+
+
+def inputs(support: Support, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(support.num_states, WIDTH), (support.num_words, WIDTH), (support.num_words,)]
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def assert_equal_with_gradients(value: torch.Tensor, expected: torch.Tensor, *leaves: torch.Tensor) -> None:
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+    gradients = torch.autograd.grad((value * weight).sum(), leaves)
+    expected_gradients = torch.autograd.grad((expected * weight).sum(), leaves)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", SUPPORTS)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_emission_equals_the_reference(kind, with_bias):
+    support = SUPPORTS[kind]
+    emit, words, bias = inputs(support)
+    used = [emit, words, bias] if with_bias else [emit, words]
+    given = bias if with_bias else None
+    assert_equal_with_gradients(
+        log_emission(emit, words, given, support), reference.log_emission(emit, words, given, support), *used
+    )
+
+
+@pytest.mark.parametrize("kind", SUPPORTS)
+def test_normalisation_equals_the_reference(kind):
+    support = SUPPORTS[kind]
+    generator = torch.Generator().manual_seed(5)
+    shape = (support.num_words, support.states_per_word)
+    logits = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+    assert_equal_with_gradients(
+        normalize_over_words(logits, support), reference.normalize_over_words(logits, support), logits
+    )
+
+
+@pytest.mark.parametrize("kind", SUPPORTS)
+def test_gradcheck(kind):
+    support = SUPPORTS[kind]
+    assert torch.autograd.gradcheck(lambda *args: log_emission(*args, support), inputs(support))
+
+
+@pytest.mark.parametrize("kind", SUPPORTS)
+def test_every_emitting_state_sums_to_one_over_its_words(kind):
+    support = SUPPORTS[kind]
+    prob = log_emission(*inputs(support), support).detach().exp()
+    totals = torch.zeros(support.num_states, dtype=prob.dtype)
+    for word in range(support.num_words):
+        for column, state in enumerate(support.states_of(torch.tensor(word)).tolist()):
+            totals[state] += prob[word, column]
+    torch.testing.assert_close(totals, emitting_states(support).double())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SUPPORTS if SUPPORTS[kind].partition])
+def test_layout_holds_every_word_in_its_own_group_once(kind):
+    support = SUPPORTS[kind]
+    layout = word_layout(support.group_of_word, support.num_groups)
+    seen = {}
+    for groups, words in layout.buckets():
+        for group, members in zip(groups.tolist(), words.tolist(), strict=True):
+            seen[group] = members
+    expected = {}
+    for word, group in enumerate(support.group_of_word.tolist()):
+        expected.setdefault(group, []).append(word)
+    assert seen == expected
+    assert layout.words.shape[0] == support.num_words
+    assert len({size for _, size in layout.shapes}) == len(layout.shapes)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 300])
+def test_chunks_are_invisible_without_a_partition(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(scattered_ops, "CHUNK_BYTES", chunk_bytes)
+    support = SUPPORTS["uniform"]
+    emit, words, bias = inputs(support)
+    assert_equal_with_gradients(
+        log_emission(emit, words, bias, support), reference.log_emission(emit, words, bias, support), emit, words
+    )
+
+
+def test_large_logits_do_not_overflow():
+    for support in SUPPORTS.values():
+        emit, words, bias = (tensor.detach().float() * 300 for tensor in inputs(support))
+        value = log_emission(emit, words, bias, support)
+        assert not value.isnan().any()
+        assert (value <= 0).all()
+
+
+def test_emitting_states_are_those_of_some_word():
+    support = SUPPORTS["blocked, one without words"]
+    assert emitting_states(support).tolist() == [True] * 6 + [False] * 3 + [True] * 3
+    shared = SUPPORTS["uniform, shared groups"]
+    assert emitting_states(shared).tolist() == [True] * 5 + [False]

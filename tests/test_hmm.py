@@ -1,0 +1,589 @@
+"""Every query of `vlhmm.HMM` against the enumeration of all state paths, for every kind of HMM."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import (
+    EVERY_KIND,
+    Kind,
+    Oracle,
+    assemble,
+    ragged,
+    random_hmm,
+    random_logits,
+    random_support,
+    scatter_states,
+)
+
+import vlhmm
+from vlhmm.tables import Belief, Support, Tables, TableTransition, dense_support
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+SEEDS = range(4)
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+table_kinds = pytest.mark.parametrize(
+    "kind", [kind for kind in EVERY_KIND if kind.transition == "table"], ids=str
+)
+
+
+def close(actual, expected, dtype=torch.float64) -> None:
+    if isinstance(actual, torch.Tensor):
+        assert actual.dtype == dtype
+        actual = actual.detach().numpy()
+    np.testing.assert_allclose(actual, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def some_sentences(oracle: Oracle, seed: int, lengths=(4, 1, 3, 2)) -> list[np.ndarray]:
+    random = np.random.default_rng(1000 + seed)
+    return [oracle.sentence(length, random) for length in lengths]
+
+
+@every_kind
+def test_oracle_messages_equal_enumeration(kind):
+    for seed in SEEDS:
+        oracle, _ = random_hmm(kind, seed)
+        for sentence in some_sentences(oracle, seed):
+            messages = oracle.by_messages(sentence)
+            close(messages.token_log_probs, oracle.token_log_probs(sentence))
+            close(messages.filter, oracle.filter(sentence))
+            close(messages.posterior, oracle.posterior(sentence))
+            close(messages.best_log_prob, oracle.best_log_prob(sentence))
+            close(np.log(oracle.joint(sentence)[tuple(messages.best_path)]), oracle.best_log_prob(sentence))
+
+
+@every_dtype
+@every_kind
+def test_log_probs_equal_enumeration(kind, dtype):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed, dtype)
+        sentences = some_sentences(oracle, seed)
+        tokens, lengths = ragged(sentences)
+        log_prob = vlhmm.HMM(tables).log_prob(tokens, lengths)
+        token_log_probs = vlhmm.HMM(tables).token_log_probs(tokens, lengths)
+        assert log_prob.shape == (4,)
+        assert token_log_probs.shape == (4, 4)
+        close(log_prob, [oracle.log_prob(sentence) for sentence in sentences], dtype)
+        for row, sentence in zip(token_log_probs, sentences, strict=True):
+            close(row[: len(sentence)], oracle.token_log_probs(sentence), dtype)
+            assert (row[len(sentence) :] == 0).all()
+
+
+@every_dtype
+@every_kind
+def test_filter_equals_enumeration(kind, dtype):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed, dtype)
+        sentences = some_sentences(oracle, seed)
+        tokens, lengths = ragged(sentences)
+        filtered = vlhmm.HMM(tables).filter(tokens, lengths)
+        assert filtered.probs.dtype == dtype
+        assert filtered.probs.shape == filtered.states.shape == (4, 4, tables.support.states_per_word)
+        dense = scatter_states(filtered.probs, filtered.states, oracle.num_states)
+        belief = filtered.belief
+        last = scatter_states(
+            belief.probs[:, None], tables.support.states_of(belief.token)[:, None], oracle.num_states
+        )
+        for b, sentence in enumerate(sentences):
+            expected = oracle.filter(sentence)
+            close(dense[b, : len(sentence)], expected, dtype)
+            assert (dense[b, len(sentence) :] == 0).all()
+            assert belief.token[b] == sentence[-1]
+            close(last[b, 0], expected[-1], dtype)
+
+
+@every_dtype
+@every_kind
+def test_posterior_equals_enumeration(kind, dtype):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed, dtype)
+        sentences = some_sentences(oracle, seed)
+        tokens, lengths = ragged(sentences)
+        posterior = vlhmm.HMM(tables).posterior(tokens, lengths)
+        assert posterior.probs.dtype == dtype
+        assert posterior.probs.shape == posterior.states.shape == (4, 4, tables.support.states_per_word)
+        dense = posterior.dense()
+        assert dense.shape == (4, 4, oracle.num_states)
+        close(
+            scatter_states(posterior.probs, posterior.states, oracle.num_states),
+            dense.double().numpy(),
+            dtype,
+        )
+        for b, sentence in enumerate(sentences):
+            close(dense[b, : len(sentence)], oracle.posterior(sentence), dtype)
+            close(posterior.probs[b, : len(sentence)].sum(1), 1.0, dtype)
+            assert (posterior.probs[b, len(sentence) :] == 0).all()
+
+
+@every_dtype
+@every_kind
+def test_expected_counts_equal_enumeration(kind, dtype):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed, dtype)
+        sentences = some_sentences(oracle, seed)
+        counts = vlhmm.HMM(tables).expected_counts(*ragged(sentences))
+        start, transition, emission = (
+            sum(parts) for parts in zip(*map(oracle.counts, sentences), strict=True)
+        )
+        states = tables.support.states_of(torch.arange(oracle.num_words)).numpy()
+        close(counts.start, start, dtype)
+        close(counts.transition, transition, dtype)
+        close(counts.emission, np.take_along_axis(emission.T, states, axis=1), dtype)
+
+
+@every_kind
+def test_expected_counts_sum_to_the_positions(kind):
+    oracle, tables = random_hmm(kind, seed=5)
+    sentences = some_sentences(oracle, 5, lengths=(9, 1, 6, 12))
+    tokens, lengths = ragged(sentences)
+    counts = vlhmm.HMM(tables).expected_counts(tokens, lengths)
+    starts = sum(oracle.after_reset(sentence, t) for sentence in sentences for t in range(len(sentence)))
+    close(counts.start.sum(), starts)
+    close(counts.transition.sum(), int(lengths.sum()) - starts)
+    close(counts.emission.sum(1), np.bincount(np.concatenate(sentences), minlength=oracle.num_words))
+
+
+@every_dtype
+@every_kind
+def test_viterbi_is_the_best_enumerated_path(kind, dtype):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed, dtype)
+        sentences = some_sentences(oracle, seed)
+        best = vlhmm.HMM(tables).viterbi(*ragged(sentences))
+        assert best.states.shape == (4, 1, 4)
+        assert best.log_prob.shape == (4, 1)
+        for b, sentence in enumerate(sentences):
+            path = best.states[b, 0]
+            assert (path[len(sentence) :] == -1).all()
+            close(
+                np.log(oracle.joint(sentence)[tuple(path[: len(sentence)])]),
+                oracle.best_log_prob(sentence),
+                dtype,
+            )
+            close(best.log_prob[b, 0], oracle.best_log_prob(sentence), dtype)
+
+
+def test_viterbi_survives_ties():
+    hmm = vlhmm.HMM.from_probabilities(np.full(3, 1 / 3), np.full((3, 3), 1 / 3), np.full((3, 2), 0.5))
+    best = hmm.viterbi([[0, 1, 1, 0, 1]])
+    assert ((best.states >= 0) & (best.states < 3)).all()
+    close(best.log_prob, [[5 * np.log(1 / 6)]])
+
+
+@every_dtype
+@every_kind
+def test_next_token_probs_equal_enumeration(kind, dtype):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed, dtype)
+        hmm = vlhmm.HMM(tables)
+        from_start = hmm.next_token_probs(None)
+        assert from_start.shape == (1, oracle.num_words)
+        close(from_start[0], oracle.start @ oracle.emission, dtype)
+        sentences = some_sentences(oracle, seed)
+        probs = hmm.next_token_probs(hmm.filter(*ragged(sentences)).belief)
+        assert probs.shape == (4, oracle.num_words)
+        for row, sentence in zip(probs, sentences, strict=True):
+            close(row, oracle.next_token_probs(sentence), dtype)
+
+
+@every_kind
+def test_next_token_probs_are_what_the_next_token_scores(kind):
+    oracle, tables = random_hmm(kind, seed=6)
+    hmm = vlhmm.HMM(tables)
+    belief = hmm.filter([some_sentences(oracle, 6, lengths=[7])[0]]).belief
+    probs = hmm.next_token_probs(belief)
+    close(probs.sum(), 1.0)
+    everything = torch.arange(oracle.num_words)[:, None]
+    repeated = Belief(belief.token.expand(oracle.num_words), belief.log_probs.expand(oracle.num_words, -1))
+    close(hmm.log_prob(everything, belief=repeated).exp(), probs[0].numpy())
+
+
+@every_kind
+def test_all_sentences_sum_to_one(kind):
+    oracle, tables = random_hmm(kind, seed=7)
+    sentences = torch.tensor(list(itertools.product(range(oracle.num_words), repeat=3)))
+    close(vlhmm.HMM(tables).log_prob(sentences).exp().sum(), 1.0)
+
+
+@every_kind
+def test_two_windows_equal_one(kind):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed)
+        hmm = vlhmm.HMM(tables)
+        tokens, _ = ragged(some_sentences(oracle, seed, lengths=(9, 9, 9)))
+        whole = hmm.filter(tokens)
+        for cut in (1, 4, 8):
+            belief = hmm.filter(tokens[:, :cut]).belief
+            tail = tokens[:, cut:]
+            second = hmm.filter(tail, belief=belief)
+            close(
+                hmm.token_log_probs(tail, belief=belief),
+                hmm.token_log_probs(tokens)[:, cut:].detach().numpy(),
+            )
+            close(
+                hmm.log_prob(tokens[:, :cut]) + hmm.log_prob(tail, belief=belief),
+                hmm.log_prob(tokens).detach(),
+            )
+            close(second.probs, whole.probs[:, cut:].numpy())
+            close(second.belief.probs, whole.belief.probs.numpy())
+            # The past of a window tells all: given it, the smoothed second half is that of the whole.
+            close(hmm.posterior(tail, belief=belief).probs, hmm.posterior(tokens).probs[:, cut:].numpy())
+
+
+def test_reset_token_forgets_the_belief():
+    oracle, tables = random_hmm(Kind("dense", "table", reset=True), seed=2)
+    hmm = vlhmm.HMM(tables)
+    reset, other = tables.reset_token, 0
+    assert reset != other
+    tail = torch.tensor([[0, 1, 1]])
+    fresh = hmm.token_log_probs(tail)
+    after_reset = hmm.token_log_probs(tail, belief=hmm.filter([[other, reset]]).belief)
+    after_other = hmm.token_log_probs(tail, belief=hmm.filter([[other, other]]).belief)
+    close(after_reset, fresh.numpy())
+    assert (after_other - fresh).abs().max() > 1e-3
+    close(after_other[0], oracle.token_log_probs(np.array([other, other, 0, 1, 1]))[2:])
+
+
+@pytest.mark.parametrize("padding", [0, -1, 10**9, -(2**63)])
+@every_kind
+def test_ragged_batch_equals_one_by_one(kind, padding):
+    oracle, tables = random_hmm(kind, seed=8)
+    hmm = vlhmm.HMM(tables)
+    sentences = some_sentences(oracle, 8, lengths=(5, 1, 7, 2))
+    tokens, lengths = ragged(sentences, padding)
+    belief = hmm.filter([oracle.sentence(3, np.random.default_rng(b)) for b in range(4)]).belief
+    together = hmm.token_log_probs(tokens, lengths, belief=belief)
+    filtered, posterior, best = (
+        hmm.filter(tokens, lengths),
+        hmm.posterior(tokens, lengths),
+        hmm.viterbi(tokens, lengths),
+    )
+    counts = hmm.expected_counts(tokens, lengths)
+    alone_counts = [hmm.expected_counts([sentence]) for sentence in sentences]
+    for b, sentence in enumerate(sentences):
+        end = len(sentence)
+        own = Belief(belief.token[b : b + 1], belief.log_probs[b : b + 1])
+        # A cold batch row may be impossible after a warm one's past only where the tables have zeros.
+        close(together[b : b + 1, :end], hmm.token_log_probs([sentence], belief=own).numpy())
+        close(hmm.log_prob(tokens, lengths)[b : b + 1], hmm.log_prob([sentence]).numpy())
+        close(filtered.probs[b : b + 1, :end], hmm.filter([sentence]).probs.numpy())
+        close(filtered.belief.probs[b : b + 1], hmm.filter([sentence]).belief.probs.numpy())
+        close(posterior.probs[b : b + 1, :end], hmm.posterior([sentence]).probs.numpy())
+        close(best.log_prob[b : b + 1], hmm.viterbi([sentence]).log_prob.numpy())
+    close(counts.start, sum(alone.start for alone in alone_counts).numpy())
+    close(counts.transition, sum(alone.transition for alone in alone_counts).numpy())
+    close(counts.emission, sum(alone.emission for alone in alone_counts).numpy())
+
+
+def test_padding_never_reaches_a_sample():
+    oracle, tables = random_hmm(Kind("blocked", "table", reset=False), seed=8)
+    tokens, lengths = ragged(some_sentences(oracle, 8, lengths=(5, 1)), padding=-99)
+    paths = vlhmm.HMM(tables).sample_posterior(tokens, 3, lengths)
+    assert paths.shape == (2, 3, 5)
+    assert (paths[0] >= 0).all()
+    assert (paths[1, :, 0] >= 0).all()
+    assert (paths[1, :, 1:] == -1).all()
+
+
+def test_tokens_may_be_any_integers():
+    oracle, tables = random_hmm(Kind("dense", "table", reset=False), seed=3)
+    hmm = vlhmm.HMM(tables)
+    expected = [oracle.log_prob(np.array([0, 1, 1])), oracle.log_prob(np.array([1, 0, 0]))]
+    nested = [[0, 1, 1], [1, 0, 0]]
+    forms = [
+        nested,
+        tuple(nested),
+        np.array(nested),
+        np.array(nested, dtype=np.uint16),
+        [np.array(row) for row in nested],
+    ]
+    forms += [
+        torch.tensor(nested, dtype=dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+    ]
+    # A view that is not contiguous.
+    forms.append(torch.tensor(nested).repeat_interleave(2, dim=1)[:, ::2])
+    for tokens in forms:
+        close(hmm.log_prob(tokens), expected)
+    for lengths in ([2, 3], np.array([2, 3]), torch.tensor([2, 3], dtype=torch.int32)):
+        close(hmm.log_prob(nested, lengths)[0], oracle.log_prob(np.array([0, 1])))
+
+
+@table_kinds
+def test_support_equals_dense_with_zeros(kind):
+    oracle, tables = random_hmm(kind, seed=9)
+    hmm = vlhmm.HMM(tables)
+    dense = vlhmm.HMM.from_probabilities(
+        oracle.start, oracle.transition, oracle.emission, reset_token=tables.reset_token
+    )
+    assert dense.tables.support.states_per_word == dense.num_states == hmm.num_states
+    assert dense.num_words == hmm.num_words
+    tokens, lengths = ragged(some_sentences(oracle, 9, lengths=(8, 3, 6)))
+    close(hmm.token_log_probs(tokens, lengths), dense.token_log_probs(tokens, lengths).numpy())
+    close(hmm.posterior(tokens, lengths).dense(), dense.posterior(tokens, lengths).dense().numpy())
+    close(hmm.viterbi(tokens, lengths).log_prob, dense.viterbi(tokens, lengths).log_prob.numpy())
+    close(
+        hmm.expected_counts(tokens, lengths).transition,
+        dense.expected_counts(tokens, lengths).transition.numpy(),
+    )
+
+
+def test_one_block_equals_dense():
+    oracle, tables = random_hmm(Kind("dense", "table", reset=True), seed=9)
+    support = tables.support
+    loose = Support(support.group_of_word, support.states_of_group, support.num_states, partition=False)
+    per_word = Support(
+        torch.arange(support.num_words),
+        support.states_of_group.repeat(support.num_words, 1),
+        support.num_states,
+        partition=False,
+    )
+    tokens, lengths = ragged(some_sentences(oracle, 9, lengths=(8, 3, 6)))
+    expected = vlhmm.HMM(tables).token_log_probs(tokens, lengths).numpy()
+    for other in (loose, per_word):
+        same = Tables(other, tables.log_start, tables.transition, tables.log_emission, tables.reset_token)
+        close(vlhmm.HMM(same).token_log_probs(tokens, lengths), expected)
+        close(
+            vlhmm.HMM(same).posterior(tokens, lengths).dense(),
+            vlhmm.HMM(tables).posterior(tokens, lengths).dense(),
+        )
+
+
+def test_one_clone_a_word_is_a_bigram_model():
+    kind = Kind("cloned", "table", reset=False)
+    oracle, tables = next(
+        (oracle, tables)
+        for oracle, tables in (random_hmm(kind, seed) for seed in range(20))
+        if tables.support.states_per_word == 1
+    )
+    tokens = [[1, 0, 1, 1, 0]]
+    pairs = [
+        np.log(oracle.transition[1, 0]),
+        np.log(oracle.transition[0, 1]),
+        np.log(oracle.transition[1, 1]),
+    ]
+    close(
+        vlhmm.HMM(tables).token_log_probs(tokens),
+        [[np.log(oracle.start[1]), *pairs, np.log(oracle.transition[1, 0])]],
+    )
+
+
+def test_one_state_is_a_unigram_model():
+    emission = np.array([0.2, 0.5, 0.3])
+    hmm = vlhmm.HMM.from_probabilities([1.0], [[1.0]], [emission])
+    assert hmm.num_states == 1
+    hmm = hmm.to(dtype=torch.float64)
+    close(
+        vlhmm.HMM.from_probabilities(np.ones(1), np.ones((1, 1)), emission[None]).log_prob([[2]]),
+        [np.log(0.3)],
+    )
+    np.testing.assert_allclose(hmm.token_log_probs([[0, 1, 2]])[0], np.log(emission), rtol=1e-6)
+    assert hmm.viterbi([[0, 1, 2]]).states.tolist() == [[[0, 0, 0]]]
+    assert hmm.sample_posterior([[0, 1]], 2).tolist() == [[[0, 0], [0, 0]]]
+
+
+def leaves(tables: Tables) -> Tables:
+    """The same table HMM with tensors that collect gradients."""
+    return Tables(
+        tables.support,
+        tables.log_start.clone().requires_grad_(),
+        TableTransition(tables.transition.log_prob.clone().requires_grad_()),
+        tables.log_emission.clone().requires_grad_(),
+        tables.reset_token,
+    )
+
+
+@every_dtype
+@table_kinds
+def test_gradient_equals_posterior(kind, dtype):
+    for seed in SEEDS:
+        oracle, tables = random_hmm(kind, seed, dtype)
+        tables = leaves(tables)
+        hmm = vlhmm.HMM(tables)
+        sentences = some_sentences(oracle, seed)
+        tokens, lengths = ragged(sentences, padding=-5)
+        weights = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=dtype)
+        (weights * hmm.log_prob(tokens, lengths)).sum().backward()
+        counts = [oracle.counts(sentence) for sentence in sentences]
+        start, transition, emission = (
+            sum(weight * part for weight, part in zip(weights.tolist(), parts, strict=True))
+            for parts in zip(*counts, strict=True)
+        )
+        states = tables.support.states_of(torch.arange(oracle.num_words)).numpy()
+        close(tables.log_start.grad, start, dtype)
+        close(tables.transition.log_prob.grad, transition, dtype)
+        close(tables.log_emission.grad, np.take_along_axis(emission.T, states, axis=1), dtype)
+
+
+@pytest.mark.parametrize("with_belief", [False, True])
+@every_kind
+def test_gradient_equals_finite_differences(kind, with_belief):
+    random = np.random.default_rng(11)
+    support = random_support(kind.support, random)
+    logits = random_logits(kind, support, random)
+    tables = assemble(kind, support, logits)
+    oracle, _ = random_hmm(kind, 11)
+    sentences = some_sentences(oracle, 11, lengths=(3, 1))
+    tokens, lengths = ragged(sentences)
+    belief = None
+    if with_belief:
+        # One past that ends in the reset token where there is one, one that need not.
+        last = tables.reset_token or 0
+        belief = hmm_belief(tables, torch.tensor([last, int(sentences[0][0])]))
+    # Cells that are closed for good have no finite differences.
+    free = {name: logit.isfinite() for name, logit in logits.items()}
+    inputs = tuple(logit[free[name]].clone().requires_grad_() for name, logit in logits.items())
+
+    def scores(*values):
+        filled = {
+            name: torch.full_like(logits[name], -torch.inf).masked_scatter(free[name], value)
+            for name, value in zip(logits, values, strict=True)
+        }
+        hmm = vlhmm.HMM(assemble(kind, support, filled))
+        token_log_probs = hmm.token_log_probs(tokens, lengths, belief=belief)
+        log_prob = hmm.log_prob(tokens, lengths, belief=belief)
+        return token_log_probs[torch.isfinite(token_log_probs)], log_prob[torch.isfinite(log_prob)]
+
+    assert torch.autograd.gradcheck(scores, inputs)
+
+
+def hmm_belief(tables: Tables, token: torch.Tensor) -> Belief:
+    states = tables.support.states_per_word
+    log_probs = torch.linspace(0.0, 1.0, states, dtype=torch.float64).log_softmax(dim=0)
+    return Belief(token, log_probs.expand(token.shape[0], states))
+
+
+def test_queries_leave_no_tape():
+    _, tables = random_hmm(Kind("blocked", "table", reset=False), seed=1)
+    hmm = vlhmm.HMM(leaves(tables))
+    tokens = [[0, 1, 0]]
+    assert hmm.log_prob(tokens).requires_grad
+    assert hmm.token_log_probs(tokens).requires_grad
+    with torch.no_grad():
+        assert not hmm.log_prob(tokens).requires_grad
+    assert not vlhmm.HMM(tables).log_prob(tokens).requires_grad
+    assert hmm.viterbi(tokens).states.dtype == torch.int64
+    assert hmm.sample(2, 3).tokens.dtype == torch.int64
+
+
+def assert_drawn_from(counts: np.ndarray, probs: np.ndarray) -> None:
+    """Chi-square within six standard deviations of its mean; nothing impossible is ever drawn."""
+    assert (counts[probs == 0] == 0).all()
+    expected = counts.sum() * probs
+    # Rare cells are pooled: the statistic is chi-square only where several draws are expected.
+    rare = (expected < 5) & (probs > 0)
+    common = expected >= 5
+    observed = np.append(counts[common], counts[rare].sum())
+    expected = np.append(expected[common], expected[rare].sum())
+    statistic = ((observed - expected)[expected > 0] ** 2 / expected[expected > 0]).sum()
+    freedom = max(1, int((expected > 0).sum()) - 1)
+    assert statistic < freedom + 6 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if kind.reset or not kind.zeros], ids=str)
+def test_samples_follow_the_joint_distribution(kind):
+    oracle, tables = random_hmm(kind, seed=12)
+    drawn = vlhmm.HMM(tables).sample(20_000, 2, generator=torch.Generator().manual_seed(0))
+    assert drawn.states.shape == drawn.tokens.shape == (20_000, 2)
+    states, words = oracle.num_states, oracle.num_words
+    exact = np.zeros((states, states, words, words))
+    for first, second in itertools.product(range(words), repeat=2):
+        exact[:, :, first, second] = oracle.joint(np.array([first, second]))
+    cells = (*drawn.states.T.numpy(), *drawn.tokens.T.numpy())
+    counts = np.bincount(np.ravel_multi_index(cells, exact.shape), minlength=exact.size).reshape(exact.shape)
+    assert_drawn_from(counts, exact)
+
+
+@every_kind
+def test_posterior_samples_follow_the_posterior(kind):
+    oracle, tables = random_hmm(kind, seed=13)
+    sentences = some_sentences(oracle, 13, lengths=(3, 1, 2))
+    paths = vlhmm.HMM(tables).sample_posterior(
+        *(ragged(sentences)[0], 5_000),
+        lengths=ragged(sentences)[1],
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert paths.shape == (3, 5_000, 3)
+    for row, sentence in zip(paths.numpy(), sentences, strict=True):
+        exact = oracle.path_probs(sentence)
+        assert (row[:, len(sentence) :] == -1).all()
+        cells = np.ravel_multi_index(tuple(row[:, : len(sentence)].T), exact.shape)
+        assert_drawn_from(np.bincount(cells, minlength=exact.size).reshape(exact.shape), exact)
+
+
+def test_generator_decides_the_sample():
+    _, tables = random_hmm(Kind("blocked", "softmax", reset=False), seed=1)
+    hmm = vlhmm.HMM(tables)
+    first, again, other = (
+        hmm.sample(5, 20, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first.tokens, again.tokens)
+    assert torch.equal(first.states, again.states)
+    assert not torch.equal(first.states, other.states)
+    tokens = first.tokens
+    paths = [
+        hmm.sample_posterior(tokens, 4, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    ]
+    assert torch.equal(paths[0], paths[1])
+    assert not torch.equal(paths[0], paths[2])
+
+
+@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 40))
+def test_float32_is_close_to_float64(kind, seed, length):
+    oracle, tables = random_hmm(kind, seed)
+    tokens = [oracle.sentence(length, np.random.default_rng(seed))]
+    double, single = vlhmm.HMM(tables), vlhmm.HMM(tables.to(dtype=torch.float32))
+    assert single.log_prob(tokens).dtype == torch.float32
+    np.testing.assert_allclose(
+        single.log_prob(tokens).numpy(), double.log_prob(tokens).numpy(), rtol=1e-5, atol=1e-5
+    )
+    close(single.posterior(tokens).probs, double.posterior(tokens).probs.numpy(), torch.float32)
+    close(single.filter(tokens).probs, double.filter(tokens).probs.numpy(), torch.float32)
+
+
+@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 60))
+def test_answers_agree_with_each_other(kind, seed, length):
+    oracle, tables = random_hmm(kind, seed)
+    hmm = vlhmm.HMM(tables)
+    tokens = [oracle.sentence(length, np.random.default_rng(seed))]
+    log_prob, best = hmm.log_prob(tokens), hmm.viterbi(tokens)
+    close(hmm.token_log_probs(tokens).sum(1), log_prob.numpy())
+    assert (best.log_prob[:, 0] <= log_prob + 1e-9).all()
+    close(hmm.filter(tokens).probs.sum(2), np.ones((1, length)))
+    close(hmm.posterior(tokens).probs.sum(2), np.ones((1, length)))
+    # At the last position there is nothing left to learn.
+    close(hmm.posterior(tokens).probs[:, -1], hmm.filter(tokens).probs[:, -1].numpy())
+
+
+def test_dtype_follows_the_input():
+    start, transition, emission = np.ones(1), np.ones((1, 1)), np.full((1, 2), 0.5)
+    assert vlhmm.HMM.from_probabilities(start, transition, emission).tables.dtype == torch.float64
+    single = [table.astype(np.float32) for table in (start, transition, emission)]
+    assert vlhmm.HMM.from_probabilities(*single).tables.dtype == torch.float32
+    assert vlhmm.HMM.from_probabilities(*map(torch.tensor, single)).tables.dtype == torch.float32
+    assert vlhmm.HMM.from_probabilities([1], [[1]], [[0.5, 0.5]]).tables.dtype == torch.float32
+    double = vlhmm.HMM.from_probabilities([1], [[1]], [[0.5, 0.5]], dtype=torch.float64)
+    assert double.tables.dtype == torch.float64
+    assert double.log_prob([[0]]).item() == np.log(0.5)
+    assert double.to(dtype=torch.float32).tables.dtype == torch.float32
+    assert double.tables.dtype == torch.float64
+    assert double.to(device="cpu").tables.device.type == "cpu"
+
+
+def test_inputs_are_left_alone():
+    start, transition = torch.tensor([0.5, 0.5]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    emission, tokens = torch.tensor([[1.0, 0.0], [0.25, 0.75]]), torch.tensor([[0, 1, -7]])
+    copies = [tensor.clone() for tensor in (start, transition, emission, tokens)]
+    hmm = vlhmm.HMM.from_probabilities(start, transition, emission)
+    hmm.posterior(tokens, [2])
+    hmm.fit([[0, 1, 0, 0]], method="em")
+    for tensor, copy in zip((start, transition, emission, tokens), copies, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+def test_dense_support_has_every_state_for_every_word():
+    support = dense_support(num_words=3, num_states=4)
+    assert support.states_of(torch.tensor([0, 2])).tolist() == [[0, 1, 2, 3]] * 2

@@ -1,0 +1,193 @@
+"""A corpus: a tokenizer and three splits of token ids, by name or from any text."""
+
+import difflib
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+
+from vlhmm.data.benchmarks import SHA256, Benchmark, benchmark_batches, benchmark_files
+from vlhmm.data.encode import Encoded, EosRule, LineEncoder
+from vlhmm.data.pydocs import pydocs_documents, python_version
+from vlhmm.data.sources import SPLITS, Split
+from vlhmm.data.splits import SplitBatch, find_text
+from vlhmm.data.tokenizer import UNK, Tokenizer, load_tokenizer, word_tokenizer
+from vlhmm.data.tokens import Tokens, id_dtype, read_header
+
+MANIFEST: Final = "corpus.json"
+MANIFEST_VERSION: Final = 1
+NAMES: Final = ("pydocs", *SHA256)
+PYDOCS_MIN_COUNT: Final = 3
+TEXT_MIN_COUNT: Final = 2
+# The counts of a vocabulary are held in memory.
+MAX_WORD_TYPES: Final = 4_000_000
+
+Reader = Callable[[], Iterator[SplitBatch]]
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Text as token ids, with the tokenizer that made them."""
+
+    name: str
+    tokenizer: Tokenizer
+    train: Tokens
+    valid: Tokens
+    test: Tokens
+    hash: str
+    """SHA-256 over the tokenizer, all ids and all document offsets."""
+    note: str = ""
+    """What else decides the text: the Python version for pydocs."""
+
+    @classmethod
+    def from_splits(
+        cls, name: str, tokenizer: Tokenizer, train: Tokens, valid: Tokens, test: Tokens, note: str = ""
+    ) -> Self:
+        """A corpus of tokens at hand; empty splits are refused."""
+        splits = {"train": train, "valid": valid, "test": test}
+        for split, tokens in splits.items():
+            if not len(tokens):
+                raise ValueError(f"{name}: 0 tokens for {split}; every split needs text")
+        digest = corpus_hash(tokenizer.hash, [tokens.digest() for tokens in splits.values()])
+        return cls(name, tokenizer, train, valid, test, digest, note)
+
+    @property
+    def short_hash(self) -> str:
+        return self.hash[:12]
+
+
+def corpus_hash(tokenizer_hash: str, digests: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join([tokenizer_hash, *digests]).encode()).hexdigest()
+
+
+def load_corpus(
+    source: str | os.PathLike[str],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    cache: bool = True,
+    valid: str | os.PathLike[str] | None = None,
+    test: str | os.PathLike[str] | None = None,
+) -> Corpus:
+    """ "pydocs", "ptb", "wikitext-2", a folder made by `prepare`, a text file or a folder of text files.
+
+    - `data_dir` holds ptb/ and wikitext-2/ (default: `VLHMM_DATA`, else they are fetched). `cache` keeps the cleaned
+      text of pydocs.
+    - Without `tokenizer`, words on white space: the vocabulary of the training text, every word outside it `<unk>`.
+      Text that has no `<unk>` of its own gets it in place of words seen once in training (pydocs: once or twice).
+    - EOS ends every line of a word-level corpus, and every document of a subword one, where line ends are not scored.
+    - In text files a line is a paragraph and a blank line ends a document; it is never a token (in WikiText-2 it is: an
+      EOS alone). Where there are no blank lines at all, every line is a document.
+    - Files named train*, valid* and test* are the splits, or those given as `valid` and `test`; other text is split by
+      document, 90 : 5 : 5, always the same way.
+    """
+    given = tokenizer if isinstance(tokenizer, Tokenizer | None) else load_tokenizer(tokenizer)
+    if (valid is None) != (test is None):
+        raise ValueError("1 of the 2 held-out texts given; name both valid and test, or neither")
+    name = os.fspath(source)
+    if name in NAMES:
+        if valid is not None:
+            raise ValueError(f"{name} has its own valid and test text; leave both out")
+        if name == "pydocs":
+            return _load_pydocs(given, cache)
+        return _load_benchmark("ptb" if name == "ptb" else "wikitext-2", given, data_dir)
+    path = Path(source)
+    if (path / MANIFEST).is_file():
+        if given is not None or valid is not None:
+            raise ValueError(f"{path} is prepared: its tokenizer and splits are fixed; prepare the text anew instead")
+        return load_prepared(path)
+    if not path.exists():
+        close = difflib.get_close_matches(name, NAMES, 1, 0.5)
+        raise ValueError(
+            f"no corpus {name!r}: neither a file or folder nor one of {', '.join(NAMES)}"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
+    text = find_text(path, None if valid is None or test is None else (Path(valid), Path(test)))
+    return _build(path.name, text.batches, given, TEXT_MIN_COUNT)
+
+
+def load_prepared(folder: Path) -> Corpus:
+    """A folder written by `prepare`, its token files memory-mapped."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        version, name, note = manifest["version"], str(manifest["name"]), str(manifest["note"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is no prepared corpus: {MANIFEST} cannot be read ({error})") from error
+    if version != MANIFEST_VERSION:
+        raise ValueError(f"{folder} has version {version}, this program reads {MANIFEST_VERSION}; prepare it again")
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    files = {split: folder / f"{split}.tokens" for split in SPLITS}
+    tokens = {split: Tokens.load(file, tokenizer_hash=tokenizer.hash) for split, file in files.items()}
+    # The digests of the headers, not of the data: opening a corpus must not read all of it.
+    digest = corpus_hash(tokenizer.hash, [read_header(file).sha256 for file in files.values()])
+    if digest != manifest.get("hash"):
+        raise ValueError(f"{folder} is damaged: its files are not those of its {MANIFEST}; prepare it again")
+    return Corpus(name, tokenizer, tokens["train"], tokens["valid"], tokens["test"], digest, note)
+
+
+def eos_rule(tokenizer: Tokenizer) -> EosRule:
+    """EOS ends lines where tokens are words, documents where they are parts of words."""
+    if tokenizer.eos_id is None:
+        return "none"
+    return "line" if tokenizer.word_level else "document"
+
+
+def word_vocabulary(batches: Iterable[SplitBatch], min_count: int) -> Tokenizer:
+    """The words of the training text; those rarer than `min_count` only where the text has its own `<unk>`."""
+    counts: Counter[str] = Counter()
+    num_lines = 0
+    for batch in batches:
+        if batch.split == "train":
+            for line in batch.lines:
+                if line is not None:
+                    counts.update(line.split())
+                    num_lines += 1
+        if len(counts) > MAX_WORD_TYPES:
+            raise ValueError(
+                f"more than {MAX_WORD_TYPES} different words; use a subword tokenizer for a text of this size"
+            )
+    return word_tokenizer(counts, eos_count=num_lines, min_count=1 if UNK in counts else min_count)
+
+
+def _build(name: str, read: Reader, tokenizer: Tokenizer | None, min_count: int, note: str = "") -> Corpus:
+    """A corpus in memory."""
+    tokenizer = tokenizer or word_vocabulary(read(), min_count)
+    encoder = LineEncoder(tokenizer, eos_rule(tokenizer))
+    encoded: dict[Split, list[Encoded]] = {split: [] for split in SPLITS}
+    for batch in read():
+        encoded[batch.split].append(encoder.encode(batch.lines))
+    train, valid, test = (_concatenate(encoded[split], tokenizer.vocab_size) for split in SPLITS)
+    return Corpus.from_splits(name, tokenizer, train, valid, test, note)
+
+
+def _concatenate(parts: list[Encoded], vocab_size: int) -> Tokens:
+    ids, ends = [np.empty(0, id_dtype(vocab_size))], [np.zeros(1, np.int64)]
+    num_tokens = 0
+    for part in parts:
+        ids.append(part.ids.astype(id_dtype(vocab_size)))
+        ends.append(part.document_ends + num_tokens)
+        num_tokens += len(part.ids)
+    # Documents without tokens are left out.
+    offsets = np.unique(np.concatenate(ends))
+    return Tokens(np.concatenate(ids), offsets, sum(p.words for p in parts), sum(p.bytes for p in parts))
+
+
+def _load_pydocs(tokenizer: Tokenizer | None, cache: bool) -> Corpus:
+    documents = pydocs_documents(cache=cache)
+
+    def read() -> Iterator[SplitBatch]:
+        for split in SPLITS:
+            yield SplitBatch(split, [line for document in documents[split] for line in (*document, None)])
+
+    return _build("pydocs", read, tokenizer, PYDOCS_MIN_COUNT, python_version())
+
+
+def _load_benchmark(name: Benchmark, tokenizer: Tokenizer | None, data_dir: str | os.PathLike[str] | None) -> Corpus:
+    files = benchmark_files(name, None if data_dir is None else Path(data_dir))
+    return _build(name, lambda: benchmark_batches(name, files), tokenizer, min_count=1)

@@ -1,0 +1,166 @@
+"""Lines of text to flat arrays of ids, fast: each distinct word is tokenized once."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vlhmm.data.tokenizer import Tokenizer
+
+EosRule = Literal["line", "document", "none"]
+
+SPACE: Final = "▁"
+# Lines have no line ends in them, so this unit can never be text.
+_EOS_UNIT: Final = "\n"
+_MAX_CACHED_UNITS: Final = 1 << 19
+_MAX_CACHED_CHARS: Final = 1 << 25
+# Python takes these for white space, the tokenizers' backend does not.
+_SEPARATORS: Final = "\x1c\x1d\x1e\x1f"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    ids: npt.NDArray[np.int64]
+    document_ends: npt.NDArray[np.int64]
+    """In tokens from the beginning of `ids`."""
+    words: int
+    bytes: int
+
+
+class LineEncoder:
+    """Encodes batches of lines; the ids are those of `Tokenizer.encode` line by line, with EOS where the rule says.
+
+    Where a tokenizer treats words one by one, a line is looked up word by word in a cache and the ids are gathered by
+    numpy; the rest goes through the tokenizer line by line.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos: EosRule) -> None:
+        if eos != "none" and tokenizer.eos_id is None:
+            raise ValueError(
+                f"the tokenizer has no end-of-text token, which eos={eos!r} needs; use eos='none' or add one"
+            )
+        self._tokenizer = tokenizer
+        self._eos: EosRule = eos
+        self._independent = words_are_independent(tokenizer)
+        self._cache = _UnitCache(tokenizer)
+
+    def encode(self, lines: Sequence[str | None]) -> Encoded:
+        """None in `lines` ends a document."""
+        units: list[str] = []
+        document_ends: list[int] = []
+        words = 0
+        for line in lines:
+            if line is None:
+                if self._eos == "document":
+                    units.append(_EOS_UNIT)
+                document_ends.append(len(units))
+                continue
+            line_words = line.split()
+            words += len(line_words)
+            if self._splits(line, line_words):
+                units += line_words
+            elif line:
+                units.append(line)
+            if self._eos == "line":
+                units.append(_EOS_UNIT)
+        if self._cache.full:
+            self._cache = _UnitCache(self._tokenizer)
+        ids, lengths = self._cache.look_up(units)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        texts = [line for line in lines if line is not None]
+        num_bytes = len("\n".join(texts).encode("utf-8", "surrogatepass")) + 1 if texts else 0
+        return Encoded(ids, ends[np.array(document_ends, np.int64)], words, num_bytes)
+
+    def _splits(self, line: str, words: list[str]) -> bool:
+        """Whether the line's ids are those of its words one after the other."""
+        if not self._independent:
+            return False
+        if self._tokenizer.word_level:
+            return not any(separator in line for separator in _SEPARATORS)
+        # Runs of spaces, and spaces at the ends, have tokens of their own.
+        return SPACE not in line and " ".join(words) == line
+
+
+class _UnitCache(dict[str, int]):
+    """Numbers units as they are first asked for, and holds the ids of each."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__({_EOS_UNIT: 0})
+        self._tokenizer = tokenizer
+        self._new: list[str] = []
+        self._num_chars = 0
+        self._ids = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], np.int64)
+        # Unit i has the ids from starts[i] on, lengths[i] of them.
+        self._starts = np.zeros(1, np.int64)
+        self._lengths = np.array([len(self._ids)], np.int64)
+
+    @property
+    def full(self) -> bool:
+        return len(self) > _MAX_CACHED_UNITS or self._num_chars > _MAX_CACHED_CHARS
+
+    def look_up(self, units: list[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The ids of all units one after the other, and how many each has."""
+        numbers = np.fromiter(map(self.__getitem__, units), np.int64, len(units))
+        if self._new:
+            self._encode_new()
+        lengths = self._lengths[numbers]
+        shift = self._starts[numbers] - (np.cumsum(lengths) - lengths)
+        return self._ids[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths
+
+    def __missing__(self, unit: str) -> int:
+        self._new.append(unit)
+        self[unit] = number = len(self)
+        return number
+
+    def _encode_new(self) -> None:
+        encoded = self._tokenizer.encode_batch(self._new)
+        self._num_chars += sum(map(len, self._new))
+        self._new.clear()
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        ids = np.fromiter((i for unit in encoded for i in unit), np.int64, int(lengths.sum()))
+        self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths) - lengths])
+        self._lengths = np.concatenate([self._lengths, lengths])
+        self._ids = np.concatenate([self._ids, ids])
+
+
+def words_are_independent(tokenizer: Tokenizer) -> bool:
+    """Whether the ids of a line with single spaces are the ids of its words one after the other.
+
+    True for word-level tokenizers on white space, and for SentencePiece-like ones whose words all begin with the
+    space symbol and where no token reaches from one word into the next.
+    """
+    fields: dict[str, Any] = json.loads(tokenizer.backend.to_str())
+    normalizer, pre_tokenizer = fields["normalizer"], fields["pre_tokenizer"]
+    if tokenizer.word_level:
+        return normalizer is None and pre_tokenizer == {"type": "WhitespaceSplit"}
+    prefixed = normalizer == {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": SPACE},
+            {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        ],
+    }
+    return (
+        fields["model"]["type"] == "BPE"
+        and prefixed
+        and pre_tokenizer in (None, WORD_SPLIT)
+        and not any(token["normalized"] for token in fields["added_tokens"])
+        and not any(reaches_over_words(token) for token in tokenizer.tokens())
+    )
+
+
+def reaches_over_words(token: str) -> bool:
+    """Whether a token has the space symbol after another character."""
+    return SPACE in token.lstrip(SPACE)
+
+
+# A word with the spaces before it, as the backend serialises that split.
+WORD_SPLIT: Final = {
+    "type": "Split",
+    "pattern": {"Regex": f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+"},
+    "behavior": "Isolated",
+    "invert": False,
+}

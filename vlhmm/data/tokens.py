@@ -1,0 +1,270 @@
+"""Token ids of one split, in memory or in a flat file that is memory-mapped.
+
+The file: 8 bytes of magic, version, length of the header, a JSON header, padded to 4,096 bytes in all; the ids, padded to
+8 bytes; the document offsets (int64); little-endian throughout. The file's length must agree with the header's numbers.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from vlhmm.data.atomic import atomic_file
+
+MAGIC: Final = b"VLHMMTOK"
+VERSION: Final = 1
+HEADER_BYTES: Final = 4096
+_PREFIX: Final = struct.Struct("<8sII")
+
+Ids = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int64]
+
+
+def id_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest of uint16 and uint32 that holds every id."""
+    if not 0 < vocab_size <= 1 << 32:
+        raise ValueError(f"a vocabulary of {vocab_size} tokens; token files hold 1 to {1 << 32}")
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Documents one after the other: document i is `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: Ids
+    offsets: Offsets
+    words: int | None = None
+    """White-space words of the source text, end-of-text tokens not counted."""
+    bytes: int | None = None
+    """UTF-8 bytes of the source text, line ends included."""
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 1 or self.ids.dtype.kind not in "ui":
+            raise ValueError(f"ids must be a flat array of integers, not {self.ids.dtype} of {self.ids.shape}")
+        if self.offsets.ndim != 1 or self.offsets.dtype != np.int64 or len(self.offsets) < 1:
+            raise ValueError(
+                f"offsets must be a flat int64 array of at least 1, not {self.offsets.dtype} of {self.offsets.shape}"
+            )
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.ids) or (self.offsets[1:] < self.offsets[:-1]).any():
+            raise ValueError(
+                f"offsets must rise from 0 to the number of tokens, {len(self.ids)}; these go from "
+                f"{self.offsets[0]} to {self.offsets[-1]}"
+            )
+
+    @classmethod
+    def from_documents(cls, documents: list[list[int]], vocab_size: int) -> Self:
+        """Tokens in memory from one list of ids a document."""
+        offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+        ids = np.fromiter((i for document in documents for i in document), np.int64, count=int(offsets[-1]))
+        if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary is 0..{vocab_size - 1}")
+        return cls(ids.astype(id_dtype(vocab_size)), offsets)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.offsets) - 1
+
+    def document(self, index: int) -> Ids:
+        """The ids of one document, a view."""
+        if not 0 <= index < self.num_documents:
+            raise ValueError(f"document {index} is outside 0..{self.num_documents - 1}")
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def count(self, token: int | None) -> int:
+        """How often a token occurs (the unknown one, say); 0 for None."""
+        if token is None:
+            return 0
+        return sum(int((chunk == token).sum()) for chunk in _chunks(self.ids))
+
+    def digest(self) -> str:
+        """SHA-256 of the ids and the document offsets."""
+        sha = hashlib.sha256()
+        for array in (self.ids, self.offsets):
+            for chunk in _chunks(array):
+                sha.update(np.ascontiguousarray(chunk).tobytes())
+        return sha.hexdigest()
+
+    def save(self, path: str | os.PathLike[str], *, vocab_size: int, tokenizer_hash: str) -> None:
+        """Writes one token file; whole or not at all."""
+        with token_writer(path, vocab_size=vocab_size, tokenizer_hash=tokenizer_hash) as writer:
+            for chunk in _chunks(self.ids):
+                writer.write(chunk)
+            writer.add_documents(self.offsets[1:])
+            writer.add_source(self.words, self.bytes)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, tokenizer_hash: str | None = None, verify: bool = False) -> Self:
+        """Memory-maps a token file; `verify` also reads all of it and checks its SHA-256."""
+        header = read_header(path)
+        if tokenizer_hash is not None and header.tokenizer_hash != tokenizer_hash:
+            raise ValueError(
+                f"{path} was made with tokenizer {header.tokenizer_hash[:12]}, not {tokenizer_hash[:12]}; "
+                "prepare the text again with this tokenizer"
+            )
+        # numpy cannot map an empty stretch of a file.
+        ids = (
+            np.memmap(path, header.dtype, "r", HEADER_BYTES, (header.num_tokens,))
+            if header.num_tokens
+            else np.empty(0, header.dtype)
+        )
+        offsets = np.memmap(path, "<i8", "r", header.offsets_at, (header.num_documents + 1,))
+        try:
+            tokens = cls(ids, offsets, header.words, header.bytes)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}; prepare it again") from error
+        if verify and tokens.digest() != header.sha256:
+            raise ValueError(f"{path} is damaged: its SHA-256 is not {header.sha256}; prepare it again")
+        return tokens
+
+
+@dataclass(frozen=True)
+class TokenFileHeader:
+    """What a token file says of itself."""
+
+    dtype: str
+    vocab_size: int
+    tokenizer_hash: str
+    num_tokens: int
+    num_documents: int
+    words: int | None
+    bytes: int | None
+    sha256: str
+    """Of the ids and the offsets, as they stand in the file, without the padding."""
+
+    @property
+    def offsets_at(self) -> int:
+        """Where the document offsets begin."""
+        return _aligned(HEADER_BYTES + self.num_tokens * np.dtype(self.dtype).itemsize)
+
+
+def read_header(path: str | os.PathLike[str]) -> TokenFileHeader:
+    """The header of a token file; truncated, damaged and foreign files are refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"no token file at {path}; make one with `vlhmm prepare`")
+    with path.open("rb") as file:
+        block = file.read(HEADER_BYTES)
+    size = path.stat().st_size
+    if block[: len(MAGIC)] != MAGIC:
+        raise ValueError(f"{path} is no token file (it does not begin with {MAGIC.decode()}); use `vlhmm prepare`")
+    if len(block) < HEADER_BYTES:
+        raise ValueError(f"{path} is cut short: {size} bytes, the header alone has {HEADER_BYTES}; prepare it again")
+    _, version, length = _PREFIX.unpack_from(block)
+    if version != VERSION:
+        raise ValueError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
+    try:
+        fields = json.loads(block[_PREFIX.size : _PREFIX.size + length])
+        checksum = fields.pop("header_crc")
+        header = TokenFileHeader(**fields)
+        damaged = checksum != _header_crc(header) or np.dtype(header.dtype) != id_dtype(header.vocab_size)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        damaged = True
+    if damaged:
+        raise ValueError(f"{path} is damaged: its header cannot be read; prepare it again")
+    expected = HEADER_BYTES + header.num_tokens * np.dtype(header.dtype).itemsize + 8 * (header.num_documents + 1)
+    if size != expected:
+        raise ValueError(f"{path} is damaged: {size} bytes, its header says {expected}; prepare it again")
+    return header
+
+
+class TokenWriter:
+    """Appends ids and document ends to a token file; made by `token_writer`."""
+
+    def __init__(self, file: BinaryIO, offsets: IO[bytes], vocab_size: int, tokenizer_hash: str) -> None:
+        self._file = file
+        self._vocab_size = vocab_size
+        self._tokenizer_hash = tokenizer_hash
+        self._dtype = id_dtype(vocab_size)
+        self._sha = hashlib.sha256()
+        # Offsets follow the ids in the file, and may be too many for memory: they wait in a file of their own.
+        self._offsets = offsets
+        self._last_end = 0
+        self._words: int | None = 0
+        self._bytes: int | None = 0
+        self.num_tokens = 0
+        self.num_documents = 0
+        file.write(bytes(HEADER_BYTES))
+        self._offsets.write(bytes(8))
+
+    def write(self, ids: npt.NDArray[Any]) -> None:
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_size:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary is 0..{self._vocab_size - 1}")
+        data = ids.astype(self._dtype, copy=False).tobytes()
+        self._sha.update(data)
+        self._file.write(data)
+        self.num_tokens += len(ids)
+
+    def add_documents(self, ends: npt.NDArray[np.int64]) -> None:
+        """Ends of the next documents, in tokens from the file's beginning; documents without tokens are left out."""
+        ends = np.unique(ends)
+        ends = ends[ends > self._last_end]
+        if len(ends):
+            self._last_end = int(ends[-1])
+            self._offsets.write(ends.astype("<i8").tobytes())
+            self.num_documents += len(ends)
+
+    def add_source(self, words: int | None, num_bytes: int | None) -> None:
+        """Adds to the size of the source text; None where it is not known, and stays so."""
+        self._words = None if self._words is None or words is None else self._words + words
+        self._bytes = None if self._bytes is None or num_bytes is None else self._bytes + num_bytes
+
+    def finish(self) -> TokenFileHeader:
+        if self._last_end != self.num_tokens:
+            raise ValueError(f"the last document ends at token {self._last_end} of {self.num_tokens}; end it first")
+        self._file.write(bytes(_aligned(self._file.tell()) - self._file.tell()))
+        self._offsets.seek(0)
+        while data := self._offsets.read(1 << 22):
+            self._sha.update(data)
+            self._file.write(data)
+        header = TokenFileHeader(
+            dtype=self._dtype.str,
+            vocab_size=self._vocab_size,
+            tokenizer_hash=self._tokenizer_hash,
+            num_tokens=self.num_tokens,
+            num_documents=self.num_documents,
+            words=self._words,
+            bytes=self._bytes,
+            sha256=self._sha.hexdigest(),
+        )
+        content = json.dumps({**asdict(header), "header_crc": _header_crc(header)}).encode()
+        # The header comes last, so that a file without one was never finished.
+        self._file.seek(0)
+        self._file.write(_PREFIX.pack(MAGIC, VERSION, len(content)) + content)
+        return header
+
+
+@contextmanager
+def token_writer(path: str | os.PathLike[str], *, vocab_size: int, tokenizer_hash: str) -> Iterator[TokenWriter]:
+    """Writes a token file piece by piece; it appears under its name only when the block ends well."""
+    path = Path(path)
+    with atomic_file(path) as file, tempfile.TemporaryFile(dir=path.parent) as offsets:
+        writer = TokenWriter(file, offsets, vocab_size, tokenizer_hash)
+        yield writer
+        writer.finish()
+
+
+def _aligned(position: int) -> int:
+    return -(-position // 8) * 8
+
+
+def _header_crc(header: TokenFileHeader) -> int:
+    return zlib.crc32(json.dumps(asdict(header), sort_keys=True).encode())
+
+
+def _chunks(array: npt.NDArray[Any], size: int = 1 << 22) -> Iterator[npt.NDArray[Any]]:
+    """Pieces of a large array, so that a mapped file is never in memory as a whole."""
+    for start in range(0, len(array), size):
+        yield array[start : start + size]

@@ -1,0 +1,220 @@
+"""The public face of tables and inference: any hidden Markov model, exact answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.inference import fit, predict, sampling, scan
+from vlhmm.inference.gather import Batch
+from vlhmm.inference.posterior import Counts, Posterior, expected_counts, posterior
+from vlhmm.inference.score import Filtered, filter_states, score
+from vlhmm.inference.viterbi import Paths, viterbi
+from vlhmm.memory import require_memory
+from vlhmm.tables import Belief, Tables, TableTransition, convert, dense_support
+from vlhmm.validate import as_batch, as_sequences, check_belief, check_distributions, check_tables
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What fitting an HMM gave."""
+
+    hmm: HMM
+    log_probs: list[float]
+    """log p of all sequences in each iteration, before its step (in mini-batches and for adam: as seen during the pass)."""
+
+
+class HMM:
+    """A hidden Markov model: its tables, and every exact question one may ask of them.
+
+    `tokens` is always (B, T), ids past a sequence's length are ignored. A `belief` carries on where a `filter` left off.
+    `window` bounds the memory by cutting long texts into stretches of so many positions; no result depends on it.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        check_tables(tables)
+        self.tables = tables
+
+    @classmethod
+    def from_probabilities(
+        cls,
+        start: Any,
+        transition: Any,
+        emission: Any,
+        *,
+        reset_token: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> HMM:
+        """Any HMM given as array-likes (Z,), (Z, Z), (Z, X): p(z_1), p(z' | z), p(x | z)."""
+        arrays = check_distributions(start, transition, emission, dtype, device)
+        num_states, num_words = arrays.emission.shape
+        return cls(
+            Tables(
+                convert(dense_support(num_words, num_states), device=arrays.start.device),
+                arrays.start.log(),
+                TableTransition(arrays.transition.log()),
+                arrays.emission.log().T.contiguous(),
+                reset_token,
+            )
+        )
+
+    @property
+    def num_states(self) -> int:
+        return self.tables.num_states
+
+    @property
+    def num_words(self) -> int:
+        return self.tables.num_words
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> HMM:
+        return HMM(self.tables.to(device, dtype))
+
+    def log_prob(
+        self,
+        tokens: Any,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        window: int | None = None,
+        parallel: bool | None = None,
+    ) -> Float[Tensor, " B"]:
+        """log p(x), -inf where x is impossible."""
+        token_log_probs = self.token_log_probs(tokens, lengths, belief, window=window, parallel=parallel)
+        # A million terms of one sign lose digits in float32.
+        return token_log_probs.double().sum(1).to(token_log_probs.dtype)
+
+    def token_log_probs(
+        self,
+        tokens: Any,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        window: int | None = None,
+        parallel: bool | None = None,
+    ) -> Float[Tensor, "B T"]:
+        """log p(x_t | x_<t), 0 past the length. `parallel`: by a scan over time (None: where that pays and no gradient is asked)."""
+        batch = as_batch(tokens, lengths, self.tables)
+        check_belief(belief, batch, self.tables)
+        if parallel is None:
+            parallel = not torch.is_grad_enabled() and scan.pays(self.tables, batch)
+        if parallel:
+            return scan.parallel_token_log_probs(self.tables, batch, belief)
+        return score(self.tables, batch, belief, window=window).token_log_probs
+
+    def filter(
+        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+    ) -> Filtered:
+        """p(z_t | x_<=t) over the states that can emit x_t, and the last belief to carry on with."""
+        batch = as_batch(tokens, lengths, self.tables)
+        check_belief(belief, batch, self.tables)
+        self._require_per_position(batch, "the filtered probabilities")
+        return filter_states(self.tables, batch, belief, window)
+
+    def posterior(
+        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+    ) -> Posterior:
+        """p(z_t | x) over the states that can emit x_t."""
+        batch = as_batch(tokens, lengths, self.tables)
+        check_belief(belief, batch, self.tables)
+        self._require_per_position(batch, "the posterior")
+        return posterior(self.tables, batch, belief, window)
+
+    def viterbi(self, tokens: Any, lengths: Any = None, k: int = 1, *, window: int | None = None) -> Paths:
+        """The most likely state path and its log p(x, z)."""
+        if k != 1:
+            raise ValueError(f"k is {k}, but only the single best path is implemented: use k=1")
+        return viterbi(self.tables, as_batch(tokens, lengths, self.tables), window)
+
+    def expected_counts(self, tokens: Any, lengths: Any = None) -> Counts:
+        """E[how often each start, transition and emission is used | x], summed over the batch."""
+        return expected_counts(self.tables, as_batch(tokens, lengths, self.tables))[0]
+
+    def next_token_probs(self, belief: Belief | None = None) -> Float[Tensor, "B X"]:
+        """p(x_t+1 | x_<=t) over the vocabulary; without a belief p(x_1), with B = 1."""
+        return predict.next_token_probs(self.tables, belief)
+
+    def sample(self, num: int, length: int, generator: torch.Generator | None = None) -> sampling.Sample:
+        """Texts with their states, from the start distribution on."""
+        for name, value in (("num", num), ("length", length)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, but at least 1 is needed")
+        return sampling.sample(self.tables, num, length, generator)
+
+    def sample_posterior(
+        self,
+        tokens: Any,
+        num: int,
+        lengths: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        window: int | None = None,
+    ) -> Int[Tensor, "B N T"]:
+        """State paths z ~ p(z | x), -1 past the length."""
+        if num < 1:
+            raise ValueError(f"num is {num}, but at least 1 path must be drawn")
+        return sampling.sample_posterior(self.tables, as_batch(tokens, lengths, self.tables), num, generator, window)
+
+    def fit(
+        self,
+        sequences: Sequence[Any] | Tensor | np.ndarray[Any, Any],
+        method: Literal["em", "adam"] = "em",
+        *,
+        lengths: Any = None,
+        iterations: int = 100,
+        tolerance: float = 1e-4,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Fit:
+        """An HMM fitted to sequences of token ids, begun from this one; this one stays as it is.
+
+        `em` is Baum-Welch; with `batch_size` (sequences) it steps after each mini-batch by theta <- rate new + (1 - rate) theta, where
+        `learning_rate` is the rate (0.1 if not given). `adam` is gradient ascent (learning rate 0.05 if not given). Stops after
+        `iterations`, or when log p per token rises by less than `tolerance`.
+        """
+        data = as_sequences(sequences, lengths, self.tables)
+        if iterations < 1:
+            raise ValueError(f"iterations is {iterations}, but at least 1 is needed")
+        if method == "em" and batch_size is None:
+            steps = fit.em_steps(self.tables, data)
+        elif method == "em":
+            if batch_size is not None and batch_size < 1:
+                raise ValueError(f"batch_size is {batch_size}, but a mini-batch needs at least 1 sequence")
+            rate = 0.1 if learning_rate is None else learning_rate
+            if not 0 < rate <= 1:
+                raise ValueError(f"learning_rate is {rate}, but mini-batch Baum-Welch needs one in (0, 1]")
+            steps = fit.minibatch_em_steps(self.tables, data, batch_size or len(data), rate, generator)
+        elif method == "adam":
+            steps = fit.adam_steps(self.tables, data, 0.05 if learning_rate is None else learning_rate)
+        else:
+            raise ValueError(f"method is {method!r}, but it must be 'em' or 'adam'")
+        num_tokens = sum(len(sequence) for sequence in data)
+        tables, log_probs = self.tables, list[float]()
+        for step_tables, log_prob in islice(steps, iterations):
+            tables = step_tables
+            log_probs.append(log_prob)
+            if len(log_probs) > 1 and (log_probs[-1] - log_probs[-2]) / num_tokens < tolerance:
+                break
+        return Fit(HMM(tables), log_probs)
+
+    def with_reset_token(self, reset_token: int | None) -> HMM:
+        """The same tables with another convention for what follows `reset_token`."""
+        return HMM(replace(self.tables, reset_token=reset_token))
+
+    def _require_per_position(self, batch: Batch, what: str) -> None:
+        size, num_positions = batch.tokens.shape
+        states = self.tables.support.states_per_word
+        require_memory(
+            size * num_positions * states * self.tables.log_emission.element_size(),
+            f"{what} of {size} x {num_positions} tokens over {states} states each",
+            "ask for fewer tokens at a time and carry the belief on",
+            self.tables.device,
+        )

@@ -1,0 +1,1 @@
+"""Exact inference: functions of tables and tokens. They know no `nn.Module`."""

@@ -1,0 +1,120 @@
+"""Smoothing: what the whole text says about the state at each position, and how often each table entry was used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.inference.gather import Batch, default_window, window_factors, windows
+from vlhmm.inference.score import score
+from vlhmm.memory import require_memory
+from vlhmm.ops.recursion import recursion
+from vlhmm.tables import Belief, Tables, TableTransition
+
+
+@dataclass(frozen=True)
+class Posterior:
+    probs: Float[Tensor, "B T K"]
+    """p(z_t | x) over `states`, 0 past the length."""
+    states: Int[Tensor, "B T K"]
+    num_states: int
+
+    def dense(self) -> Float[Tensor, "B T Z"]:
+        """p(z_t | x) over all states."""
+        size, num_positions, _ = self.probs.shape
+        require_memory(
+            size * num_positions * self.num_states * self.probs.element_size(),
+            f"the posterior of {size} x {num_positions} tokens over all {self.num_states} states",
+            "use .probs and .states, which hold only the states that can emit each token",
+            self.probs.device,
+        )
+        dense = self.probs.new_zeros(size, num_positions, self.num_states)
+        return dense.scatter_(2, self.states.expand_as(self.probs), self.probs)
+
+
+@torch.no_grad()
+def posterior(tables: Tables, batch: Batch, belief: Belief | None = None, window: int | None = None) -> Posterior:
+    """p(z_t | x) over the states that can emit x_t: the gradient of log p(x) in the log emission at t."""
+    window = window or default_window(tables, batch.tokens.shape[0])
+    size, num_positions = batch.tokens.shape
+    states = tables.support.states_per_word
+    # Forward once for the beliefs between windows, then each window again, last first, with what comes after it.
+    entering: list[Belief | None] = []
+    log_last, token = tables.log_emission.new_zeros(size, states), batch.tokens[:, 0].clone()
+    parts = list(windows(batch, window))
+    for first, rows, part in parts:
+        if first == 0:
+            carried = belief
+        else:
+            carried = Belief(token[rows], log_last[rows])
+        entering.append(carried)
+        if len(parts) > 1:
+            log_last[rows] = recursion(window_factors(tables, part, carried))[1]
+            token[rows] = part.last_tokens()
+    probs = tables.log_emission.new_zeros(size, num_positions, states)
+    last_cotangent = torch.zeros_like(log_last)
+    for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
+        factors = window_factors(tables, part, carried)
+        with torch.enable_grad():
+            log_emission = factors.log_emission.detach().requires_grad_()
+            log_previous = factors.log_previous.detach().requires_grad_()
+            outputs = recursion(replace(factors, log_emission=log_emission, log_previous=log_previous))
+            from_emission, from_previous = torch.autograd.grad(
+                outputs, (log_emission, log_previous), (torch.ones_like(outputs[0]), last_cotangent[rows])
+            )
+        probs[rows, first : first + part.num_positions] = from_emission
+        last_cotangent[rows] = from_previous
+    # Rounding may leave -1e-9 where a state is impossible.
+    return Posterior(probs.clamp_(min=0), tables.support.states_of(batch.tokens), tables.num_states)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often each table entry is used, in expectation over p(z | x), summed over the batch."""
+
+    start: Float[Tensor, " Z"]
+    transition: Float[Tensor, "Z Z"]
+    emission: Float[Tensor, "X K"]
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.start + other.start, self.transition + other.transition, self.emission + other.emission)
+
+
+def as_table(tables: Tables) -> Tables:
+    """The same HMM with its transition stored whole."""
+    if isinstance(tables.transition, TableTransition):
+        return tables
+    require_memory(
+        tables.num_states**2 * tables.log_emission.element_size(),
+        f"the transition table of {tables.num_states} states",
+        "use fewer states, or a query that reads the factors",
+        tables.device,
+    )
+    every_state = torch.arange(tables.num_states, device=tables.device)
+    return replace(tables, transition=TableTransition(tables.transition.log_rows(every_state)))
+
+
+def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor, " B"]]:
+    """The gradient of log p(x) in the log tables, and log p(x) of each sequence."""
+    tables = as_table(tables)
+    assert isinstance(tables.transition, TableTransition)
+    with torch.enable_grad():
+        start = tables.log_start.detach().requires_grad_()
+        transition = tables.transition.log_prob.detach().requires_grad_()
+        emission = tables.log_emission.detach().requires_grad_()
+        leaves = replace(tables, log_start=start, transition=TableTransition(transition), log_emission=emission)
+        token_log_probs = score(leaves, batch).token_log_probs
+        gradients = torch.autograd.grad(
+            token_log_probs,
+            (start, transition, emission),
+            torch.ones_like(token_log_probs),
+            allow_unused=True,
+        )
+    counts = (
+        torch.zeros_like(leaf) if gradient is None else gradient.clamp(min=0)
+        for gradient, leaf in zip(gradients, (start, transition, emission), strict=True)
+    )
+    return Counts(*counts), token_log_probs.detach().double().sum(1)

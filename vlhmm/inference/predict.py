@@ -1,0 +1,46 @@
+"""The next token: p(x_t+1 | x_<=t) over the whole vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlhmm.tables import Belief, Tables
+
+ROW_BYTES = 1 << 26
+"""Transition rows are made this many bytes at a time."""
+
+
+@torch.no_grad()
+def next_state_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B Z"]:
+    """p(z_t+1 | x_<=t); 0 everywhere where the past is impossible. Without a belief: the start distribution."""
+    start = tables.log_start.exp()
+    if belief is None:
+        return start[None]
+    support = tables.support
+    probs = belief.probs
+    following = probs.new_zeros(probs.shape[0], tables.num_states)
+    group = support.group_of_word[belief.token]
+    rows_at_once = max(1, ROW_BYTES // (tables.num_states * probs.element_size()))
+    for one_group in group.unique():
+        members = (group == one_group).nonzero()[:, 0]
+        states = support.states_of_group[one_group]
+        for slots in torch.arange(states.shape[0], device=states.device).split(rows_at_once):
+            following[members] += probs[members][:, slots] @ tables.transition.log_rows(states[slots]).exp()
+    if tables.reset_token is not None:
+        possible = (belief.log_probs > -torch.inf).any(1).to(probs.dtype)
+        begins_anew = (belief.token == tables.reset_token)[:, None]
+        following = torch.where(begins_anew, start * possible[:, None], following)
+    return following
+
+
+@torch.no_grad()
+def next_token_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B X"]:
+    """p(x_t+1 = x | x_<=t) for every word x."""
+    support = tables.support
+    state_probs = next_state_probs(tables, belief)
+    emission = tables.log_emission.exp()
+    if support.num_groups == 1:
+        return state_probs[:, support.states_of_group[0]] @ emission.T
+    return torch.stack([(row[support.states_of_group][support.group_of_word] * emission).sum(1) for row in state_probs])

@@ -1,0 +1,118 @@
+"""Drawing from the model: texts with their states, and state paths given a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vlhmm.inference.errors import raise_impossible
+from vlhmm.inference.gather import Batch, default_window, window_factors, windows
+from vlhmm.ops.recursion import filtered
+from vlhmm.tables import Belief, Tables
+
+
+class StateWords:
+    """The words of each state: the emission table read by state instead of by word."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        support = tables.support
+        if support.partition:
+            key, count = support.group_of_word, support.num_groups
+        else:
+            key, count = support.states_of_group[support.group_of_word].flatten(), support.num_states
+        self._order = key.argsort(stable=True)
+        self._counts = torch.bincount(key, minlength=count)
+        self._first = self._counts.cumsum(0) - self._counts
+
+    def of(self, states: Int[Tensor, " N"]) -> tuple[Int[Tensor, "N W"], Float[Tensor, "N W"]]:
+        """Words and log p(word | state); rows shorter than the longest are filled up with -inf."""
+        support = self.tables.support
+        key = states // support.states_per_word if support.partition else states
+        rank = torch.arange(int(self._counts[key].max()), device=states.device)
+        used = rank < self._counts[key, None]
+        entry = self._order[torch.where(used, self._first[key, None] + rank, 0)]
+        if support.partition:
+            word, slot = entry, (states % support.states_per_word)[:, None].expand_as(entry)
+        else:
+            word, slot = entry // support.states_per_word, entry % support.states_per_word
+        return word, torch.where(used, self.tables.log_emission[word, slot], -torch.inf)
+
+
+def draw(log_probs: Float[Tensor, "... N"], generator: torch.Generator | None) -> Int[Tensor, ...]:
+    """One index a row, by the Gumbel maximum; rows need not be normalised."""
+    noise = torch.empty_like(log_probs).exponential_(generator=generator)
+    return (log_probs - noise.log()).argmax(-1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    states: Int[Tensor, "N T"]
+    tokens: Int[Tensor, "N T"]
+
+
+@torch.no_grad()
+def sample(
+    tables: Tables,
+    num: int,
+    length: int,
+    generator: torch.Generator | None = None,
+    words: StateWords | None = None,
+) -> Sample:
+    """(z, x) ~ p(z, x), each `length` tokens long."""
+    words = words or StateWords(tables)
+    log_next = tables.log_start.expand(num, -1)
+    states, tokens = [], []
+    for _ in range(length):
+        state = draw(log_next, generator)
+        candidates, log_emission = words.of(state)
+        token = candidates.gather(1, draw(log_emission, generator)[:, None])[:, 0]
+        states.append(state)
+        tokens.append(token)
+        log_next = tables.transition.log_rows(state)
+        if tables.reset_token is not None:
+            log_next = torch.where((token == tables.reset_token)[:, None], tables.log_start, log_next)
+    return Sample(torch.stack(states, dim=1), torch.stack(tokens, dim=1))
+
+
+@torch.no_grad()
+def sample_posterior(
+    tables: Tables,
+    batch: Batch,
+    num: int,
+    generator: torch.Generator | None = None,
+    window: int | None = None,
+) -> Int[Tensor, "B N T"]:
+    """State paths z ~ p(z | x), -1 past the length: filter forward, then draw backward."""
+    window = window or default_window(tables, batch.tokens.shape[0])
+    size, num_positions = batch.tokens.shape
+    states_per_word = tables.support.states_per_word
+    parts, entering = list(windows(batch, window)), []
+    log_last, token = tables.log_emission.new_zeros(size, states_per_word), batch.tokens[:, 0].clone()
+    for first, rows, part in parts:
+        carried = None if first == 0 else Belief(token[rows], log_last[rows])
+        entering.append(carried)
+        token_log_probs, _, log_last[rows] = filtered(window_factors(tables, part, carried))
+        raise_impossible(token_log_probs, first, rows, "sample_posterior")
+        token[rows] = part.last_tokens()
+    slots = torch.full((size, num, num_positions), -1, device=batch.tokens.device)
+    # log A[:, z_t+1], or 0 where nothing follows.
+    log_following = tables.log_emission.new_zeros(size, num, states_per_word)
+    for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
+        factors = window_factors(tables, part, carried)
+        _, log_filtered, _ = filtered(factors)
+        following = log_following[rows]
+        within: Bool[Tensor, "R T"] = part.within()
+        for t in range(part.num_positions - 1, -1, -1):
+            slot = draw(torch.where(within[:, t, None, None], log_filtered[:, t, None] + following, 0.0), generator)
+            log_column = factors.log_tiles[factors.tile_of[:, t, None], :, slot]
+            log_column = torch.where(factors.init_of[:, t, None, None] >= 0, 0.0, log_column)
+            following = torch.where(within[:, t, None, None], log_column, following)
+            slots[rows, :, first + t] = torch.where(within[:, t, None], slot, -1)
+        log_following[rows] = following
+    states = tables.support.states_of(batch.tokens)[:, None].expand(-1, num, -1, -1)
+    drawn = states.gather(3, slots.clamp(min=0)[..., None])[..., 0]
+    return torch.where(slots >= 0, drawn, -1)

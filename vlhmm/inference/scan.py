@@ -1,0 +1,83 @@
+"""The time-parallel forward pass: all stretches of a text at once.
+
+Each stretch of positions is a matrix from the state before it to the state at its end. The stretches' matrices are made side by
+side, the beliefs between them follow one after the other, and then every stretch is scored side by side from its belief: as many
+dependent steps as two stretches are long plus their number, so about sqrt(T), for K times the work. It pays for few states and long texts.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlhmm.inference.gather import Batch, window_factors
+from vlhmm.inference.score import score
+from vlhmm.ops.recursion import scaled
+from vlhmm.ops.recursion.factors import Factors
+from vlhmm.tables import Belief, Tables
+
+MOST_STATES = 32
+"""With more states per word the K-fold work outweighs the shorter chain (measured on two CPU cores)."""
+
+
+def pays(tables: Tables, batch: Batch) -> bool:
+    """Whether the scan is expected to be faster than the serial pass."""
+    return tables.support.states_per_word <= MOST_STATES and batch.num_positions >= 1024 * batch.tokens.shape[0]
+
+
+@torch.no_grad()
+def parallel_token_log_probs(tables: Tables, batch: Batch, belief: Belief | None) -> Float[Tensor, "B T"]:
+    """log p(x_t | x_<t), equal to the serial result."""
+    rows = [
+        _one_sequence(
+            tables,
+            tokens[:length],
+            None if belief is None else Belief(belief.token[row : row + 1], belief.log_probs[row : row + 1]),
+        )
+        for row, (tokens, length) in enumerate(zip(batch.tokens, batch.lengths.tolist(), strict=True))
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _one_sequence(tables: Tables, tokens: Tensor, belief: Belief | None) -> Float[Tensor, " T"]:
+    stretch = max(1, int(tokens.shape[0] ** 0.5))
+    head_length = tokens.shape[0] % stretch or stretch
+    # The first, shorter stretch goes alone: all others are of one length and begin from a belief.
+    head = score(tables, Batch(tokens[None, :head_length], tokens.new_tensor([head_length])), belief)
+    if head_length == tokens.shape[0]:
+        return head.token_log_probs[0]
+    stretches = tokens[head_length:].view(-1, stretch)
+    before = torch.cat([tokens[None, head_length - 1], stretches[:-1, -1]])
+    lengths = torch.full_like(before, stretch)
+    states = tables.support.states_per_word
+    unknown = Belief(before, tables.log_emission.new_zeros(before.shape[0], states))
+    factors = window_factors(tables, Batch(stretches, lengths), unknown)
+    transfers, trusted = _transfers(factors)
+    log_beliefs = [head.belief.log_probs[0]]
+    for transfer in transfers[:-1]:
+        following = log_beliefs[-1].exp() @ transfer
+        total = following.sum()
+        trusted = trusted & (total > torch.finfo(total.dtype).tiny ** 0.75)
+        log_beliefs.append((following / total).log())
+    if not bool(trusted):
+        # Numbers near the smallest of their type, or an impossible text: the serial pass decides.
+        return score(tables, Batch(tokens[None], tokens.new_tensor([tokens.shape[0]])), belief).token_log_probs[0]
+    scored = score(tables, Batch(stretches, lengths), Belief(before, torch.stack(log_beliefs)))
+    return torch.cat([head.token_log_probs[0], scored.token_log_probs.flatten()])
+
+
+def _transfers(factors: Factors) -> tuple[Float[Tensor, "N K K"], Tensor]:
+    """For each stretch the matrix from the message before it to its last message, up to a factor; whether it is exact."""
+    factor = scaled.scale(factors)
+    trusted = ~(factor.tiles == 0).any()
+    states = factors.log_emission.shape[2]
+    transfer = torch.eye(states, dtype=factors.log_emission.dtype, device=factors.log_emission.device)
+    transfer = transfer.expand(factors.lengths.shape[0], -1, -1)
+    for t in range(factors.num_positions):
+        moved = transfer @ factor.tiles[factors.tile_of[:, t]]
+        init_of = factors.init_of[:, t]
+        begun = transfer.sum(2, keepdim=True) * factor.inits[init_of.clamp(min=0)][:, None]
+        transfer = torch.where(init_of[:, None, None] >= 0, begun, moved) * factor.emission[:, t, None]
+        transfer = transfer / transfer.sum((1, 2), keepdim=True)
+    return transfer, trusted & transfer.isfinite().all()

@@ -1,0 +1,96 @@
+"""Likelihood and filtering: the forward direction, window by window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, windows
+from vlhmm.ops.recursion import filtered, recursion
+from vlhmm.tables import Belief, Tables
+
+
+@dataclass(frozen=True)
+class Scored:
+    token_log_probs: Float[Tensor, "B T"]
+    """log p(x_t | x_<t), 0 past the length."""
+    belief: Belief
+
+
+def score(
+    tables: Tables,
+    batch: Batch,
+    belief: Belief | None = None,
+    boundary: Boundary | None = None,
+    window: int | None = None,
+) -> Scored:
+    """log p(x_t | x_<t) and the belief to carry on with; differentiable in the tables without a tape over time.
+
+    `boundary` says how `belief` enters when it speaks of other states than `tables`.
+    """
+    window = window or default_window(tables, batch.tokens.shape[0])
+    if batch.num_positions <= window:
+        token_log_probs, log_last = recursion(window_factors(tables, batch, belief, boundary))
+        return Scored(token_log_probs, Belief(batch.last_tokens(), log_last))
+    parts: list[Tensor] = []
+    # Sequences end in different windows: each keeps the belief it had at its end.
+    log_last = tables.log_emission.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
+    token = batch.tokens[:, 0]
+    for first, rows, part in windows(batch, window):
+        carried = _select(belief, rows) if first == 0 else Belief(token[rows], log_last[rows])
+        entering = boundary if first == 0 else None
+        if torch.is_grad_enabled():
+            log_probs, part_last = _checkpointed(tables, part, carried, entering)
+        else:
+            log_probs, part_last = recursion(window_factors(tables, part, carried, entering))
+        whole = log_probs.new_zeros(batch.tokens.shape[0], log_probs.shape[1])
+        parts.append(whole.index_copy(0, rows, log_probs))
+        log_last = log_last.index_copy(0, rows, part_last)
+        token = token.index_copy(0, rows, part.last_tokens())
+    return Scored(torch.cat(parts, dim=1), Belief(token, log_last))
+
+
+def _select(belief: Belief | None, rows: Int[Tensor, " R"]) -> Belief | None:
+    return None if belief is None else Belief(belief.token[rows], belief.log_probs[rows])
+
+
+def _checkpointed(
+    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+) -> tuple[Tensor, Tensor]:
+    """One window whose factors are made again on the way back, so that only beliefs are kept of a long text."""
+    log_probs = None if belief is None else belief.log_probs
+
+    def run(log_probs: Tensor | None) -> tuple[Tensor, Tensor]:
+        carried = None if belief is None or log_probs is None else Belief(belief.token, log_probs)
+        return recursion(window_factors(tables, batch, carried, boundary))
+
+    result: tuple[Tensor, Tensor] = checkpoint(run, log_probs, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+@dataclass(frozen=True)
+class Filtered:
+    probs: Float[Tensor, "B T K"]
+    """p(z_t | x_<=t) over `states`, 0 past the length."""
+    states: Int[Tensor, "B T K"]
+    belief: Belief
+
+
+@torch.no_grad()
+def filter_states(tables: Tables, batch: Batch, belief: Belief | None = None, window: int | None = None) -> Filtered:
+    """p(z_t | x_<=t) over the states that can emit x_t, at every position."""
+    window = window or default_window(tables, batch.tokens.shape[0])
+    size, num_positions = batch.tokens.shape
+    probs = tables.log_emission.new_zeros(size, num_positions, tables.support.states_per_word)
+    log_last = probs.new_zeros(size, tables.support.states_per_word)
+    token = batch.tokens[:, 0].clone()
+    for first, rows, part in windows(batch, window):
+        carried = _select(belief, rows) if first == 0 else Belief(token[rows], log_last[rows])
+        _, log_filtered, log_last[rows] = filtered(window_factors(tables, part, carried))
+        probs[rows, first : first + part.num_positions] = log_filtered.exp()
+        token[rows] = part.last_tokens()
+    return Filtered(probs, tables.support.states_of(batch.tokens), Belief(token, log_last))

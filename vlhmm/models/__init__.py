@@ -1,0 +1,136 @@
+"""Models: trainable modules that make tables. Presets named as in the papers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vlhmm.models.dropout import Kept, draw_kept
+from vlhmm.models.model import Model
+from vlhmm.models.settings import ModelSettings
+from vlhmm.tables import Support, blocked_support
+
+__all__ = [
+    "Kept",
+    "Model",
+    "ModelSettings",
+    "Reset",
+    "WordBlocks",
+    "build",
+    "build_blocked",
+    "draw_kept",
+    "linear_hmm",
+    "neural_hmm",
+    "scalar_hmm",
+]
+
+Reset = Literal["eos", "carry"]
+"""eos: after an EOS the state is drawn from the start distribution; carry: from the EOS's own transition."""
+
+
+@runtime_checkable
+class WordBlocks(Protocol):
+    """Words in blocks, as `vlhmm.cluster.Blocks` has them."""
+
+    @property
+    def block_of_word(self) -> NDArray[np.int64]: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+
+def neural_hmm(
+    blocks: WordBlocks,
+    states_per_block: int = 256,
+    dim: int = 256,
+    *,
+    transition: Literal["softmax", "block-factored"] = "softmax",
+    eos_id: int | None = None,
+    reset: Reset = "carry",
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> Model:
+    """The VL-HMM of Chiu & Rush: residual networks of state embeddings. `settings`: see `ModelSettings`."""
+    return build_blocked(
+        _settings("neural", settings, states_per_block=states_per_block, dim=dim, transition=transition),
+        blocks,
+        eos_id=eos_id,
+        reset=reset,
+        generator=generator,
+    )
+
+
+def linear_hmm(
+    blocks: WordBlocks,
+    states_per_block: int = 256,
+    dim: int = 256,
+    *,
+    transition: Literal["softmax", "block-factored"] = "softmax",
+    eos_id: int | None = None,
+    reset: Reset = "carry",
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> Model:
+    """Low-rank logits: products of embeddings, split by role unless asked otherwise, without networks."""
+    settings = {"embeddings": "split", **settings}
+    return build_blocked(
+        _settings("linear", settings, states_per_block=states_per_block, dim=dim, transition=transition),
+        blocks,
+        eos_id=eos_id,
+        reset=reset,
+        generator=generator,
+    )
+
+
+def scalar_hmm(
+    blocks: WordBlocks,
+    states_per_block: int = 256,
+    *,
+    eos_id: int | None = None,
+    reset: Reset = "carry",
+    generator: torch.Generator | None = None,
+    **settings: Any,
+) -> Model:
+    """A free logit for every entry of start, transition and emission: Z^2 parameters."""
+    return build_blocked(
+        _settings("scalar", settings, states_per_block=states_per_block, transition="table"),
+        blocks,
+        eos_id=eos_id,
+        reset=reset,
+        generator=generator,
+    )
+
+
+def build_blocked(
+    settings: ModelSettings,
+    blocks: WordBlocks,
+    *,
+    eos_id: int | None = None,
+    reset: Reset = "carry",
+    generator: torch.Generator | None = None,
+) -> Model:
+    """The model of `settings` over words in blocks, each with states of its own."""
+    if reset not in ("eos", "carry"):
+        raise ValueError(f'reset is {reset!r}; known are: "eos", "carry"')
+    if reset == "eos" and eos_id is None:
+        raise ValueError('reset is "eos", but eos_id is None: name the EOS token, or carry the state over it')
+    block_of_word = torch.as_tensor(np.asarray(blocks.block_of_word, dtype=np.int64))
+    support = blocked_support(block_of_word, blocks.num_blocks, settings.states_per_block)
+    return build(settings, support, eos_id if reset == "eos" else None, generator)
+
+
+def build(
+    settings: ModelSettings,
+    support: Support,
+    reset_token: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Model:
+    """The model of `settings` over any support. Without a generator: seed 0."""
+    return Model(settings, support, reset_token, generator or torch.Generator().manual_seed(0))
+
+
+def _settings(parameterization: str, given: dict[str, Any], **fixed: Any) -> ModelSettings:
+    return ModelSettings.from_dict({**given, "parameterization": parameterization, **fixed})

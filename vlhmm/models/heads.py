@@ -1,0 +1,164 @@
+"""From features or free logits to start, transition and emission: each head independent of the others.
+
+`live` marks the states among those asked for that may be entered; None: all. The others get probability zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from vlhmm.models.encoder import rows
+from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
+from vlhmm.ops.row_logsumexp import row_logsumexp
+from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
+
+
+class FactoredStart(nn.Module):
+    """log p(z_1) = log_softmax over the states asked for of w . start_z."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.score = skip_init(nn.Linear, dim, 1)
+
+    def forward(
+        self,
+        states: Int[Tensor, " n"] | None,
+        features: Float[Tensor, "n H"],
+        live: Bool[Tensor, " n"] | None,
+    ) -> Float[Tensor, " n"]:
+        return _mask(self.score(features).squeeze(1), live).log_softmax(dim=0)
+
+
+class ScalarStart(nn.Module):
+    """log p(z_1) = log_softmax over the states asked for of a free vector."""
+
+    def __init__(self, num_states: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.empty(num_states))
+
+    def forward(
+        self,
+        states: Int[Tensor, " n"] | None,
+        features: Float[Tensor, "n H"],
+        live: Bool[Tensor, " n"] | None,
+    ) -> Float[Tensor, " n"]:
+        return _mask(rows(self.logits, states), live).log_softmax(dim=0)
+
+
+class SoftmaxHead(nn.Module):
+    """log A[z, z'] = out_z . in_z' - log sum over all z' asked for."""
+
+    def __init__(self, out_scale: float) -> None:
+        super().__init__()
+        self.out_scale = out_scale
+
+    def forward(
+        self,
+        source: Int[Tensor, " n"] | None,
+        out: Float[Tensor, "n H"],
+        target: Int[Tensor, " m"] | None,
+        into: Float[Tensor, "m H"],
+        live: Bool[Tensor, " m"] | None,
+    ) -> Transition:
+        out = out * self.out_scale
+        if live is not None:
+            # One more feature, 1 times 0 or -inf: dead columns have probability 0 wherever out . in is taken.
+            # Its own gradient, 0 times -inf, is never used: both factors are constants.
+            barrier = into.new_zeros(into.shape[0], 1).masked_fill(~live[:, None], -torch.inf)
+            out = torch.cat([out, out.new_ones(out.shape[0], 1)], dim=1)
+            into = torch.cat([into, barrier], dim=1)
+        return SoftmaxTransition(out, into, row_logsumexp(out, into))
+
+
+class BlockFactoredHead(nn.Module):
+    """log A[z, z'] = log p(m' | z) + log_softmax of out_z . in_z' over the states asked for of block m'."""
+
+    def __init__(self, dim: int, num_blocks: int, out_scale: float) -> None:
+        super().__init__()
+        self.block = skip_init(nn.Linear, dim, num_blocks)
+        self.out_scale = out_scale
+
+    def forward(
+        self,
+        source: Int[Tensor, " n"] | None,
+        out: Float[Tensor, "n H"],
+        target: Int[Tensor, " m"] | None,
+        into: Float[Tensor, "m H"],
+        live: Bool[Tensor, " m"] | None,
+    ) -> Transition:
+        # A partition's block is dead or alive as a whole.
+        live_blocks = None if live is None else live.view(self.block.out_features, -1)[:, 0]
+        log_block = _mask(self.block(out), live_blocks).log_softmax(dim=1)
+        return BlockFactoredTransition(log_block, out * self.out_scale, into)
+
+
+class TableHead(nn.Module):
+    """log A[z, z'] = log_softmax over the states asked for of a free matrix."""
+
+    def __init__(self, num_states: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.empty(num_states, num_states))
+
+    def forward(
+        self,
+        source: Int[Tensor, " n"] | None,
+        out: Float[Tensor, "n H"],
+        target: Int[Tensor, " m"] | None,
+        into: Float[Tensor, "m H"],
+        live: Bool[Tensor, " m"] | None,
+    ) -> Transition:
+        logits = rows(self.logits, source)
+        if target is not None:
+            logits = logits.index_select(1, target)
+        return TableTransition(_mask(logits, live).log_softmax(dim=1))
+
+
+class FactoredEmission(nn.Module):
+    """log p(x | z) = word_x . emit_z + bias_x, normalised over the words that z can emit."""
+
+    def __init__(self, num_words: int, dim: int, bias: bool) -> None:
+        super().__init__()
+        self.words = skip_init(nn.Linear, dim, num_words, bias=bias)
+
+    def forward(
+        self,
+        states: Int[Tensor, " n"] | None,
+        features: Float[Tensor, "n H"],
+        support: Support,
+        layout: WordLayout | None,
+    ) -> Float[Tensor, "X K"]:
+        return log_emission(features, self.words.weight, self.words.bias, support, layout)
+
+
+class ScalarEmission(nn.Module):
+    """log p(x | z) from free logits (x, k), normalised over the words that z can emit."""
+
+    def __init__(self, num_words: int, states_per_word: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.empty(num_words, states_per_word))
+
+    def forward(
+        self,
+        states: Int[Tensor, " n"] | None,
+        features: Float[Tensor, "n H"],
+        support: Support,
+        layout: WordLayout | None,
+    ) -> Float[Tensor, "X K"]:
+        logits: Tensor = self.logits
+        if states is not None:
+            # A state's column is its number within its block, and blocks have as many states as columns.
+            columns = states.view(support.num_groups, -1) % logits.shape[1]
+            logits = logits.gather(1, columns.index_select(0, support.group_of_word))
+        return normalize_over_words(logits, support, layout)
+
+
+StartHead = FactoredStart | ScalarStart
+TransitionHead = SoftmaxHead | BlockFactoredHead | TableHead
+EmissionHead = FactoredEmission | ScalarEmission
+
+
+def _mask(logits: Float[Tensor, "... n"], live: Bool[Tensor, " n"] | None) -> Float[Tensor, "... n"]:
+    return logits if live is None else logits.masked_fill(~live, -torch.inf)

@@ -1,0 +1,45 @@
+"""The values that parameters start from, all drawn from one generator."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from vlhmm.models.heads import ScalarEmission, ScalarStart, TableHead
+from vlhmm.models.settings import ModelSettings
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, settings: ModelSettings, generator: torch.Generator | None) -> None:
+    """Draws every parameter of `model` anew; the order of modules is part of what a seed means."""
+    paper = settings.initialisation == "paper"
+    for module in model.modules():
+        match module:
+            case nn.Embedding() if paper:
+                _uniform(module.weight, _kaiming_bound(module.embedding_dim), generator)
+            case nn.Embedding():
+                module.weight.normal_(generator=generator)
+            case nn.Linear():
+                default_bound = 1 / math.sqrt(module.in_features)
+                weight_bound = _kaiming_bound(module.in_features) if paper else default_bound
+                _uniform(module.weight, weight_bound, generator)
+                if module.bias is not None:
+                    _uniform(module.bias, 0.0 if paper else default_bound, generator)
+            case nn.LayerNorm():
+                module.weight.fill_(1.0)
+                module.bias.zero_()
+            case ScalarStart() | TableHead() | ScalarEmission():
+                _uniform(module.logits, settings.init_scale, generator)
+            case _:
+                pass
+
+
+def _uniform(parameter: torch.Tensor, bound: float, generator: torch.Generator | None) -> None:
+    parameter.uniform_(-bound, bound, generator=generator)
+
+
+def _kaiming_bound(fan_in: int) -> float:
+    """For ReLU: the variance of U(-b, b) is then 2 / fan_in."""
+    return math.sqrt(6 / fan_in)

@@ -1,0 +1,58 @@
+"""log p(x | z) for each word over its own K states, normalised over the words that a state can emit."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vlhmm.ops.emission.blocked import blocked_log_softmax, blocked_logits
+from vlhmm.ops.emission.layout import WordLayout, word_layout
+from vlhmm.ops.emission.scattered import scattered_log_softmax, scattered_logits
+from vlhmm.tables import Support
+
+__all__ = ["WordLayout", "emitting_states", "log_emission", "normalize_over_words", "word_layout"]
+
+
+def log_emission(
+    emit: Float[Tensor, "Z H"],
+    words: Float[Tensor, "X H"],
+    bias: Float[Tensor, " X"] | None,
+    support: Support,
+    layout: WordLayout | None = None,
+) -> Float[Tensor, "X K"]:
+    """emit_z . word_x + bias_x, normalised over the words that z can emit: log p(x | z) for x's own z.
+
+    `layout` is `word_layout` of the same groups: whoever calls often keeps one.
+    """
+    if not support.partition:
+        logits = scattered_logits(emit, words, support.states_of_group[support.group_of_word])
+    elif support.num_groups == 1:
+        logits = words @ emit.T
+    else:
+        layout = layout or word_layout(support.group_of_word, support.num_groups)
+        blocks = emit.view(support.num_groups, support.states_per_word, emit.shape[1])
+        logits = blocked_logits(blocks, words, layout)
+    if bias is not None:
+        logits = logits + bias[:, None]
+    return normalize_over_words(logits, support, layout)
+
+
+def normalize_over_words(
+    logits: Float[Tensor, "X K"], support: Support, layout: WordLayout | None = None
+) -> Float[Tensor, "X K"]:
+    """logits - log sum exp over the words of the same state: log p(x | z) for x's own states z."""
+    if not support.partition:
+        states = support.states_of_group[support.group_of_word]
+        return scattered_log_softmax(logits, states, support.num_states)
+    if support.num_groups == 1:
+        return logits.log_softmax(dim=0)
+    return blocked_log_softmax(logits, layout or word_layout(support.group_of_word, support.num_groups))
+
+
+def emitting_states(support: Support) -> Bool[Tensor, " Z"]:
+    """The states that can emit some word; the others must have probability zero in start and transition."""
+    used_groups = torch.bincount(support.group_of_word, minlength=support.num_groups) > 0
+    emitting = torch.zeros(support.num_states, dtype=torch.bool, device=support.group_of_word.device)
+    emitting[support.states_of_group[used_groups].flatten()] = True
+    return emitting

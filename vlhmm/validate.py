@@ -1,0 +1,224 @@
+"""Bad input is refused at the door: one error that names the number, the limit and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.inference.gather import Batch
+from vlhmm.tables import Belief, SoftmaxTransition, Tables, TableTransition
+
+
+def as_integers(values: Any, name: str, device: torch.device) -> Int[Tensor, ...]:
+    """`values` as int64 on `device`; floats and ragged lists are refused."""
+    if not isinstance(values, Tensor):
+        try:
+            values = torch.from_numpy(np.array(values))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{name} cannot be read as one array of integers ({error}): pad rows to one length and give lengths="
+            ) from None
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise ValueError(f"{name} has dtype {values.dtype}, but token ids are integers: convert it, e.g. to int64")
+    integers: Tensor = values.to(device=device, dtype=torch.int64)
+    return integers
+
+
+def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
+    """Checked tokens (B, T) and lengths; ids past a length are set to 0."""
+    ids = as_integers(tokens, "tokens", tables.device)
+    if ids.ndim != 2:
+        raise ValueError(
+            f"tokens has {ids.ndim} dimension(s) {tuple(ids.shape)}, but 2 are needed, (batch, time): for one sequence use tokens[None]"
+        )
+    size, num_positions = ids.shape
+    if size == 0 or num_positions == 0:
+        raise ValueError(f"tokens has shape {tuple(ids.shape)}, but at least one sequence of one token is needed")
+    if lengths is None:
+        counts = torch.full((size,), num_positions, device=tables.device)
+    else:
+        counts = as_integers(lengths, "lengths", tables.device)
+        if counts.shape != (size,):
+            raise ValueError(f"lengths has shape {tuple(counts.shape)}, but one length a sequence is needed: ({size},)")
+        bad = (counts < 1) | (counts > num_positions)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            raise ValueError(
+                f"lengths[{row}] is {int(counts[row])}, but it must be between 1 and T = {num_positions}: leave out empty sequences, pad longer ones"
+            )
+    within = torch.arange(num_positions, device=ids.device) < counts[:, None]
+    ids = torch.where(within, ids, 0)
+    bad = (ids < 0) | (ids >= tables.num_words)
+    if bool(bad.any()):
+        row, position = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"tokens[{row}, {position}] is {int(ids[row, position])}, but ids must be between 0 and {tables.num_words - 1} "
+            f"(vocabulary of {tables.num_words}): map unknown words to an id of the vocabulary"
+        )
+    return Batch(ids, counts)
+
+
+def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tensor, " T"]]:
+    """Sequences of any lengths as a list of checked 1-D tensors."""
+    ragged = (
+        isinstance(sequences, Sequence) and lengths is None and len(sequences) > 0 and not isinstance(sequences, str)
+    )
+    if ragged:
+        rows = [
+            as_integers(sequence, f"sequences[{number}]", tables.device) for number, sequence in enumerate(sequences)
+        ]
+        for number, row in enumerate(rows):
+            if row.ndim != 1 or row.shape[0] == 0:
+                raise ValueError(
+                    f"sequences[{number}] has shape {tuple(row.shape)}, but each sequence is one-dimensional with at least 1 token"
+                )
+            bad = (row < 0) | (row >= tables.num_words)
+            if bool(bad.any()):
+                position = int(bad.nonzero()[0, 0])
+                raise ValueError(
+                    f"sequences[{number}][{position}] is {int(row[position])}, but ids must be between 0 and {tables.num_words - 1}"
+                )
+        return rows
+    batch = as_batch(sequences, lengths, tables)
+    return [tokens[:length] for tokens, length in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
+
+
+def check_belief(belief: Belief | None, batch: Batch, tables: Tables) -> None:
+    if belief is None:
+        return
+    expected = (batch.tokens.shape[0], tables.support.states_per_word)
+    if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != expected[0]:
+        raise ValueError(
+            f"the belief speaks of {tuple(belief.log_probs.shape)} (sequences, states), but tokens and tables need {expected}: "
+            "carry the belief of the same sequences and the same model"
+        )
+
+
+@dataclass(frozen=True)
+class Distributions:
+    start: Float[Tensor, " Z"]
+    transition: Float[Tensor, "Z Z"]
+    emission: Float[Tensor, "Z X"]
+
+
+def check_distributions(
+    start: Any, transition: Any, emission: Any, dtype: torch.dtype | None, device: torch.device | str | None
+) -> Distributions:
+    """Array-likes as tensors whose rows are distributions."""
+    given = {
+        name: values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+        for name, values in (("start", start), ("transition", transition), ("emission", emission))
+    }
+    for (name, values), rank in zip(given.items(), (1, 2, 2), strict=True):
+        if values.ndim != rank:
+            raise ValueError(f"{name} has {values.ndim} dimension(s) {tuple(values.shape)}, but {rank} are needed")
+        if values.numel() == 0:
+            raise ValueError(f"{name} has shape {tuple(values.shape)}, but at least one state and one word are needed")
+    if dtype is None:
+        floating = [values.dtype for values in given.values() if values.dtype in (torch.float32, torch.float64)]
+        dtype = max(floating, key=lambda kind: torch.finfo(kind).bits, default=torch.float32)
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype is {dtype}, but tables are float32 or float64")
+    num_states = given["start"].shape[0]
+    if given["transition"].shape != (num_states, num_states):
+        raise ValueError(
+            f"transition has shape {tuple(given['transition'].shape)}, but start has {num_states} states: ({num_states}, {num_states}) is needed"
+        )
+    if given["emission"].shape[0] != num_states:
+        raise ValueError(
+            f"emission has {given['emission'].shape[0]} rows, but start has {num_states} states: a row a state is needed"
+        )
+    checked = {}
+    for name, values in given.items():
+        values = values.to(dtype=dtype, device=device)
+        rows = values if values.ndim == 2 else values[None]
+        _check_rows(name, rows)
+        checked[name] = values
+    return Distributions(**checked)
+
+
+def _check_rows(name: str, rows: Float[Tensor, "N W"]) -> None:
+    if bool(rows.isnan().any()):
+        row, column = rows.isnan().nonzero()[0].tolist()
+        raise ValueError(f"{name} has NaN at row {row}, column {column}: probabilities must be numbers")
+    if bool((rows < 0).any()):
+        row, column = (rows < 0).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} is {float(rows[row, column])} at row {row}, column {column}, but probabilities are not negative"
+        )
+    _check_totals(name, rows.double().sum(1), rows.dtype)
+
+
+def _check_totals(name: str, totals: Float[Tensor, " N"], dtype: torch.dtype) -> None:
+    # Rounding of a row of many float32 numbers, not modelling errors.
+    tolerance = 1e-3 if dtype == torch.float32 else 1e-6
+    bad = ~((totals - 1).abs() <= tolerance)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"{name}: row {row} sums to {float(totals[row]):.6g}, but a distribution sums to 1 (within {tolerance:g}): divide each row by its sum"
+        )
+
+
+def check_tables(tables: Tables) -> None:
+    """Shapes that fit together and rows that are distributions, as far as that costs less than one pass over the tables."""
+    support = tables.support
+    if tuple(tables.log_emission.shape) != (support.num_words, support.states_per_word):
+        raise ValueError(
+            f"log_emission has shape {tuple(tables.log_emission.shape)}, but the support needs (words, states per word) = "
+            f"({support.num_words}, {support.states_per_word})"
+        )
+    if tables.log_start.shape != (tables.num_states,):
+        raise ValueError(
+            f"log_start has shape {tuple(tables.log_start.shape)}, but there are {tables.num_states} states"
+        )
+    if tables.reset_token is not None and not 0 <= tables.reset_token < tables.num_words:
+        raise ValueError(
+            f"reset_token is {tables.reset_token}, but ids must be between 0 and {tables.num_words - 1}, or None for no reset"
+        )
+    with torch.no_grad():
+        _check_logs("log_start", tables.log_start)
+        _check_logs("log_emission", tables.log_emission)
+        _check_totals("start", tables.log_start.double().exp().sum()[None], tables.dtype)
+        _check_emission(tables)
+        transition = tables.transition
+        if isinstance(transition, TableTransition):
+            _check_logs("transition", transition.log_prob)
+            if transition.log_prob.shape != (tables.num_states, tables.num_states):
+                raise ValueError(
+                    f"transition has shape {tuple(transition.log_prob.shape)}, but there are {tables.num_states} states"
+                )
+            _check_totals("transition", transition.log_prob.logsumexp(1).double().exp(), tables.dtype)
+        elif isinstance(transition, SoftmaxTransition):
+            _check_logs("transition normaliser", transition.log_normalizer)
+        else:
+            if not support.partition:
+                raise ValueError("a block-factored transition needs a partition of the states into blocks")
+            _check_totals("transition between blocks", transition.log_block.double().exp().sum(1), tables.dtype)
+
+
+def _check_logs(name: str, log_probs: Tensor) -> None:
+    if bool(log_probs.isnan().any()) or bool((log_probs == torch.inf).any()):
+        raise ValueError(f"{name} has NaN or +inf: a log-probability is a number at most 0, or -inf")
+
+
+def _check_emission(tables: Tables) -> None:
+    support = tables.support
+    states = support.states_of(torch.arange(support.num_words, device=tables.device))
+    totals = tables.log_emission.new_zeros(support.num_states, dtype=torch.float64)
+    totals.index_add_(0, states.reshape(-1), tables.log_emission.double().exp().reshape(-1))
+    emits = torch.zeros(support.num_states, dtype=torch.bool, device=tables.device)
+    emits[states.reshape(-1)] = True
+    # A state that no word drew emits nothing; it must not be reachable.
+    _check_totals("emission", torch.where(emits, totals, 1.0), tables.dtype)
+    if bool((tables.log_start[~emits] > -torch.inf).any()):
+        state = int(((tables.log_start > -torch.inf) & ~emits).nonzero()[0, 0])
+        raise ValueError(
+            f"state {state} emits no word but has start probability {float(tables.log_start[state].exp()):.3g}: it must be 0"
+        )
