@@ -80,9 +80,7 @@ class Oracle:
 
     def filter(self, tokens: np.ndarray) -> np.ndarray:
         """p(z_t | x_<=t) as (T, Z); 0 from the first impossible token on."""
-        rows = [
-            self.joint(tokens[:end]).reshape(-1, self.num_states).sum(0) for end in range(1, len(tokens) + 1)
-        ]
+        rows = [self.joint(tokens[:end]).reshape(-1, self.num_states).sum(0) for end in range(1, len(tokens) + 1)]
         return np.stack([row / row.sum() if row.sum() > 0 else row for row in rows])
 
     def path_probs(self, tokens: np.ndarray) -> np.ndarray:
@@ -93,9 +91,7 @@ class Oracle:
     def posterior(self, tokens: np.ndarray) -> np.ndarray:
         """p(z_t | x) as (T, Z)."""
         paths = self.path_probs(tokens)
-        return np.stack(
-            [np.moveaxis(paths, t, 0).reshape(self.num_states, -1).sum(1) for t in range(paths.ndim)]
-        )
+        return np.stack([np.moveaxis(paths, t, 0).reshape(self.num_states, -1).sum(1) for t in range(paths.ndim)])
 
     def best_log_prob(self, tokens: np.ndarray) -> float:
         return float(np.log(self.joint(tokens).max()))
@@ -103,9 +99,7 @@ class Oracle:
     def counts(self, tokens: np.ndarray) -> DenseCounts:
         """Expected uses of each start, transition and emission probability, given the sentence."""
         paths, posterior = self.path_probs(tokens), self.posterior(tokens)
-        counts = DenseCounts(
-            *(np.zeros_like(table) for table in (self.start, self.transition, self.emission))
-        )
+        counts = DenseCounts(*(np.zeros_like(table) for table in (self.start, self.transition, self.emission)))
         for t, token in enumerate(tokens):
             counts.emission[:, token] += posterior[t]
             if self.after_reset(tokens, t):
@@ -124,13 +118,9 @@ class Oracle:
     def by_messages(self, tokens: np.ndarray) -> Messages:
         """The same answers by forward, backward and max recursions over log-probabilities."""
         with np.errstate(divide="ignore"):
-            log_start, log_transition, log_emission = map(
-                np.log, (self.start, self.transition, self.emission)
-            )
+            log_start, log_transition, log_emission = map(np.log, (self.start, self.transition, self.emission))
         steps = [
-            np.broadcast_to(log_start, log_transition.shape)
-            if self.after_reset(tokens, t)
-            else log_transition
+            np.broadcast_to(log_start, log_transition.shape) if self.after_reset(tokens, t) else log_transition
             for t in range(len(tokens))
         ]
         evidence = log_emission.T[tokens]
@@ -196,8 +186,7 @@ EVERY_KIND = [
     for reset in (False, True)
     for zeros in (False, True)
     # Block-factored transitions need a partition; a softmax has no zeros to speak of.
-    if not (support == "uniform" and transition == "block-factored")
-    and not (transition == "softmax" and zeros)
+    if not (support == "uniform" and transition == "block-factored") and not (transition == "softmax" and zeros)
 ]
 
 
@@ -266,9 +255,7 @@ def assemble(kind: Kind, support: Support, logits: dict[str, Tensor]) -> Tables:
         normalizer = (logits["out"] @ logits["into"].T).logsumexp(dim=1)
         transition = SoftmaxTransition(logits["out"], logits["into"], normalizer)
     else:
-        transition = BlockFactoredTransition(
-            logits["block"].log_softmax(dim=1), logits["out"], logits["into"]
-        )
+        transition = BlockFactoredTransition(logits["block"].log_softmax(dim=1), logits["out"], logits["into"])
     return Tables(
         support=support,
         log_start=logits["start"].log_softmax(dim=0),

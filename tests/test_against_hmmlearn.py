@@ -16,9 +16,7 @@ LENGTHS = [60, 1, 25, 40]
 def pair(request):
     """One random HMM in both libraries, and some sentences drawn from it."""
     oracle, tables = random_hmm(Kind("dense", "table", reset=False), seed=request.param)
-    peer = CategoricalHMM(
-        n_components=oracle.num_states, n_features=oracle.num_words, n_iter=1, init_params="", tol=0
-    )
+    peer = CategoricalHMM(n_components=oracle.num_states, n_features=oracle.num_words, n_iter=1, init_params="", tol=0)
     peer.startprob_, peer.transmat_, peer.emissionprob_ = oracle.start, oracle.transition, oracle.emission
     random = np.random.default_rng(request.param)
     return vlhmm.HMM(tables), peer, [oracle.sentence(length, random) for length in LENGTHS]
@@ -58,9 +56,12 @@ def test_viterbi_equals_hmmlearn(pair):
     hmm, peer, sentences = pair
     best = hmm.viterbi(padded(sentences), LENGTHS)
     for states, log_prob, sentence in zip(best.states[:, 0], best.log_prob[:, 0], sentences, strict=True):
-        expected_log_prob, expected_states = peer.decode(sentence[:, None])
-        np.testing.assert_allclose(log_prob, expected_log_prob, rtol=1e-10)
-        np.testing.assert_array_equal(states[: len(sentence)], expected_states)
+        expected, _ = peer.decode(sentence[:, None])
+        np.testing.assert_allclose(log_prob, expected, rtol=1e-10)
+        # Paths that use the same factors in another order are as good: the score is unique, the path is not.
+        path = states[: len(sentence)].numpy()
+        factors = [peer.startprob_[path[0]], *peer.transmat_[path[:-1], path[1:]], *peer.emissionprob_[path, sentence]]
+        np.testing.assert_allclose(np.log(factors).sum(), expected, rtol=1e-10)
 
 
 def test_em_step_equals_hmmlearn(pair):
@@ -69,7 +70,5 @@ def test_em_step_equals_hmmlearn(pair):
     peer.fit(np.concatenate(sentences)[:, None], lengths=LENGTHS)
     emission = counts.emission.T
     np.testing.assert_allclose(counts.start / counts.start.sum(), peer.startprob_, atol=1e-10)
-    np.testing.assert_allclose(
-        counts.transition / counts.transition.sum(1, keepdim=True), peer.transmat_, atol=1e-10
-    )
+    np.testing.assert_allclose(counts.transition / counts.transition.sum(1, keepdim=True), peer.transmat_, atol=1e-10)
     np.testing.assert_allclose(emission / emission.sum(1, keepdim=True), peer.emissionprob_, atol=1e-10)

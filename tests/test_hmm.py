@@ -23,12 +23,10 @@ import vlhmm
 from vlhmm.tables import Belief, Support, Tables, TableTransition, dense_support
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-SEEDS = range(4)
+SEEDS = range(2)
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-table_kinds = pytest.mark.parametrize(
-    "kind", [kind for kind in EVERY_KIND if kind.transition == "table"], ids=str
-)
+table_kinds = pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if kind.transition == "table"], ids=str)
 
 
 def close(actual, expected, dtype=torch.float64) -> None:
@@ -85,9 +83,7 @@ def test_filter_equals_enumeration(kind, dtype):
         assert filtered.probs.shape == filtered.states.shape == (4, 4, tables.support.states_per_word)
         dense = scatter_states(filtered.probs, filtered.states, oracle.num_states)
         belief = filtered.belief
-        last = scatter_states(
-            belief.probs[:, None], tables.support.states_of(belief.token)[:, None], oracle.num_states
-        )
+        last = scatter_states(belief.probs[:, None], tables.support.states_of(belief.token)[:, None], oracle.num_states)
         for b, sentence in enumerate(sentences):
             expected = oracle.filter(sentence)
             close(dense[b, : len(sentence)], expected, dtype)
@@ -126,9 +122,7 @@ def test_expected_counts_equal_enumeration(kind, dtype):
         oracle, tables = random_hmm(kind, seed, dtype)
         sentences = some_sentences(oracle, seed)
         counts = vlhmm.HMM(tables).expected_counts(*ragged(sentences))
-        start, transition, emission = (
-            sum(parts) for parts in zip(*map(oracle.counts, sentences), strict=True)
-        )
+        start, transition, emission = (sum(parts) for parts in zip(*map(oracle.counts, sentences), strict=True))
         states = tables.support.states_of(torch.arange(oracle.num_words)).numpy()
         close(counts.start, start, dtype)
         close(counts.transition, transition, dtype)
@@ -216,7 +210,7 @@ def test_two_windows_equal_one(kind):
         hmm = vlhmm.HMM(tables)
         tokens, _ = ragged(some_sentences(oracle, seed, lengths=(9, 9, 9)))
         whole = hmm.filter(tokens)
-        for cut in (1, 4, 8):
+        for cut in (1, 5):
             belief = hmm.filter(tokens[:, :cut]).belief
             tail = tokens[:, cut:]
             second = hmm.filter(tail, belief=belief)
@@ -248,13 +242,14 @@ def test_reset_token_forgets_the_belief():
     close(after_other[0], oracle.token_log_probs(np.array([other, other, 0, 1, 1]))[2:])
 
 
-@pytest.mark.parametrize("padding", [0, -1, 10**9, -(2**63)])
 @every_kind
-def test_ragged_batch_equals_one_by_one(kind, padding):
+def test_ragged_batch_equals_one_by_one(kind):
     oracle, tables = random_hmm(kind, seed=8)
     hmm = vlhmm.HMM(tables)
     sentences = some_sentences(oracle, 8, lengths=(5, 1, 7, 2))
-    tokens, lengths = ragged(sentences, padding)
+    tokens, lengths = ragged(sentences)
+    garbage = torch.tensor([0, -1, 10**9, -(2**63)])[torch.arange(tokens.numel()) % 4].view(tokens.shape)
+    tokens = torch.where(torch.arange(tokens.shape[1]) < lengths[:, None], tokens, garbage)
     belief = hmm.filter([oracle.sentence(3, np.random.default_rng(b)) for b in range(4)]).belief
     together = hmm.token_log_probs(tokens, lengths, belief=belief)
     filtered, posterior, best = (
@@ -267,7 +262,6 @@ def test_ragged_batch_equals_one_by_one(kind, padding):
     for b, sentence in enumerate(sentences):
         end = len(sentence)
         own = Belief(belief.token[b : b + 1], belief.log_probs[b : b + 1])
-        # A cold batch row may be impossible after a warm one's past only where the tables have zeros.
         close(together[b : b + 1, :end], hmm.token_log_probs([sentence], belief=own).numpy())
         close(hmm.log_prob(tokens, lengths)[b : b + 1], hmm.log_prob([sentence]).numpy())
         close(filtered.probs[b : b + 1, :end], hmm.filter([sentence]).probs.numpy())
@@ -301,9 +295,7 @@ def test_tokens_may_be_any_integers():
         np.array(nested, dtype=np.uint16),
         [np.array(row) for row in nested],
     ]
-    forms += [
-        torch.tensor(nested, dtype=dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
-    ]
+    forms += [torch.tensor(nested, dtype=dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)]
     # A view that is not contiguous.
     forms.append(torch.tensor(nested).repeat_interleave(2, dim=1)[:, ::2])
     for tokens in forms:
@@ -447,7 +439,7 @@ def test_gradient_equals_finite_differences(kind, with_belief):
         log_prob = hmm.log_prob(tokens, lengths, belief=belief)
         return token_log_probs[torch.isfinite(token_log_probs)], log_prob[torch.isfinite(log_prob)]
 
-    assert torch.autograd.gradcheck(scores, inputs)
+    assert torch.autograd.gradcheck(scores, inputs, fast_mode=True)
 
 
 def hmm_belief(tables: Tables, token: torch.Tensor) -> Belief:
@@ -472,15 +464,14 @@ def test_queries_leave_no_tape():
 def assert_drawn_from(counts: np.ndarray, probs: np.ndarray) -> None:
     """Chi-square within six standard deviations of its mean; nothing impossible is ever drawn."""
     assert (counts[probs == 0] == 0).all()
-    expected = counts.sum() * probs
-    # Rare cells are pooled: the statistic is chi-square only where several draws are expected.
-    rare = (expected < 5) & (probs > 0)
-    common = expected >= 5
-    observed = np.append(counts[common], counts[rare].sum())
-    expected = np.append(expected[common], expected[rare].sum())
-    statistic = ((observed - expected)[expected > 0] ** 2 / expected[expected > 0]).sum()
-    freedom = max(1, int((expected > 0).sum()) - 1)
-    assert statistic < freedom + 6 * np.sqrt(2 * freedom)
+    # The statistic is chi-square only where several draws are expected: rarer cells are pooled, rarest first.
+    order = np.argsort(probs, axis=None)
+    expected, observed = counts.sum() * probs.flatten()[order], counts.flatten()[order]
+    pool = int(np.searchsorted(expected.cumsum(), 10)) + 1
+    expected = np.append(expected[:pool].sum(), expected[pool:])
+    observed = np.append(observed[:pool].sum(), observed[pool:])
+    freedom = max(1, len(expected) - 1)
+    assert ((observed - expected) ** 2 / expected).sum() < freedom + 6 * np.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if kind.reset or not kind.zeros], ids=str)
@@ -517,16 +508,12 @@ def test_posterior_samples_follow_the_posterior(kind):
 def test_generator_decides_the_sample():
     _, tables = random_hmm(Kind("blocked", "softmax", reset=False), seed=1)
     hmm = vlhmm.HMM(tables)
-    first, again, other = (
-        hmm.sample(5, 20, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
+    first, again, other = (hmm.sample(5, 20, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(first.tokens, again.tokens)
     assert torch.equal(first.states, again.states)
     assert not torch.equal(first.states, other.states)
     tokens = first.tokens
-    paths = [
-        hmm.sample_posterior(tokens, 4, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    ]
+    paths = [hmm.sample_posterior(tokens, 4, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     assert torch.equal(paths[0], paths[1])
     assert not torch.equal(paths[0], paths[2])
 
@@ -537,9 +524,7 @@ def test_float32_is_close_to_float64(kind, seed, length):
     tokens = [oracle.sentence(length, np.random.default_rng(seed))]
     double, single = vlhmm.HMM(tables), vlhmm.HMM(tables.to(dtype=torch.float32))
     assert single.log_prob(tokens).dtype == torch.float32
-    np.testing.assert_allclose(
-        single.log_prob(tokens).numpy(), double.log_prob(tokens).numpy(), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(single.log_prob(tokens).numpy(), double.log_prob(tokens).numpy(), rtol=1e-5, atol=1e-5)
     close(single.posterior(tokens).probs, double.posterior(tokens).probs.numpy(), torch.float32)
     close(single.filter(tokens).probs, double.filter(tokens).probs.numpy(), torch.float32)
 

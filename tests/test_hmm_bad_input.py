@@ -34,9 +34,7 @@ def refused(call, *patterns: str) -> None:
         call()
     message = str(caught.value)
     for pattern in patterns:
-        assert pytest.raises(ValueError, match=pattern).matches(caught.value), (
-            f"{pattern!r} is not in: {message}"
-        )
+        assert pytest.raises(ValueError, match=pattern).matches(caught.value), f"{pattern!r} is not in: {message}"
     assert "\n" not in message, "one clear sentence, not a dump"
     assert len(message) > 20, "a message says what to do"
 

@@ -1,7 +1,27 @@
 """Very large hidden Markov language models, with exact inference throughout."""
 
-from vlhmm.hmm import HMM
-
 __version__ = "0.1.0"
 
-__all__ = ["HMM"]
+from vlhmm.cluster import Blocks, brown_clusters
+from vlhmm.data import Corpus, Tokenizer, load_corpus
+from vlhmm.hmm import HMM
+from vlhmm.lm import LanguageModel, load
+from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
+from vlhmm.train import TrainSettings, train
+
+__all__ = [
+    "HMM",
+    "Blocks",
+    "Corpus",
+    "LanguageModel",
+    "Model",
+    "Tokenizer",
+    "TrainSettings",
+    "brown_clusters",
+    "linear_hmm",
+    "load",
+    "load_corpus",
+    "neural_hmm",
+    "scalar_hmm",
+    "train",
+]

@@ -5,7 +5,8 @@ Letters for axes: B batch, T time, Z states, X words, G groups of states, K stat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,17 +16,20 @@ from torch import Tensor
 Record = TypeVar("Record")
 
 
+def mapped(record: Record, change: Callable[[Tensor], Tensor]) -> Record:
+    """The same record with each of its tensors changed."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        return mapped(value, change) if is_dataclass(value) else value
+
+    return replace(record, **{field.name: of(getattr(record, field.name)) for field in fields(record)})  # type: ignore[arg-type, type-var]
+
+
 def convert(record: Record, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Record:
     """The same record with its tensors on `device`, the floating ones in `dtype`."""
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
-        if hasattr(value, "__dataclass_fields__"):
-            return convert(value, device, dtype)
-        return value
-
-    return replace(record, **{field.name: moved(getattr(record, field.name)) for field in fields(record)})  # type: ignore[arg-type, type-var]
+    return mapped(record, lambda tensor: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None))
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,10 @@ class Tables:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tables:
         return convert(self, device, dtype)
+
+    def detach(self) -> Tables:
+        """The same numbers, without a way back to the parameters they were made from."""
+        return mapped(self, Tensor.detach)
 
 
 @dataclass(frozen=True)

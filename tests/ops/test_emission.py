@@ -91,10 +91,11 @@ def test_every_emitting_state_sums_to_one_over_its_words(kind):
 def test_layout_holds_every_word_in_its_own_group_once(kind):
     support = SUPPORTS[kind]
     layout = word_layout(support.group_of_word, support.num_groups)
+    groups = layout.buckets_of_groups(layout.groups.double()[:, None, None])
+    words = layout.buckets_of_words(layout.words.double()[:, None])
     seen = {}
-    for groups, words in layout.buckets():
-        for group, members in zip(groups.tolist(), words.tolist(), strict=True):
-            seen[group] = members
+    for group_bucket, word_bucket in zip(groups, words, strict=True):
+        seen.update(zip(group_bucket.flatten().tolist(), word_bucket.squeeze(2).tolist(), strict=True))
     expected = {}
     for word, group in enumerate(support.group_of_word.tolist()):
         expected.setdefault(group, []).append(word)

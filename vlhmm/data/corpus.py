@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Corpus:
     @classmethod
     def from_splits(
         cls, name: str, tokenizer: Tokenizer, train: Tokens, valid: Tokens, test: Tokens, note: str = ""
-    ) -> Self:
+    ) -> "Corpus":
         """A corpus of tokens at hand; empty splits are refused."""
         splits = {"train": train, "valid": valid, "test": test}
         for split, tokens in splits.items():

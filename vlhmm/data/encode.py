@@ -10,12 +10,14 @@ import numpy.typing as npt
 
 from vlhmm.data.tokenizer import Tokenizer
 
+Int64s = npt.NDArray[np.int64]
 EosRule = Literal["line", "document", "none"]
 
 SPACE: Final = "▁"
 # Lines have no line ends in them, so this unit can never be text.
 _EOS_UNIT: Final = "\n"
-_MAX_CACHED_UNITS: Final = 1 << 19
+_WORDS_A_TEXT: Final = 1 << 10
+_MAX_CACHED_UNITS: Final = 1 << 20
 _MAX_CACHED_CHARS: Final = 1 << 25
 # Python takes these for white space, the tokenizers' backend does not.
 _SEPARATORS: Final = "\x1c\x1d\x1e\x1f"
@@ -44,8 +46,12 @@ class LineEncoder:
             )
         self._tokenizer = tokenizer
         self._eos: EosRule = eos
-        self._independent = words_are_independent(tokenizer)
-        self._cache = _UnitCache(tokenizer)
+        self._begins_word = (
+            np.array([tokenizer.word_level or token.startswith(SPACE) for token in tokenizer.tokens()])
+            if words_are_independent(tokenizer)
+            else None
+        )
+        self._cache = _UnitCache(tokenizer, self._begins_word)
 
     def encode(self, lines: Sequence[str | None]) -> Encoded:
         """None in `lines` ends a document."""
@@ -67,7 +73,7 @@ class LineEncoder:
             if self._eos == "line":
                 units.append(_EOS_UNIT)
         if self._cache.full:
-            self._cache = _UnitCache(self._tokenizer)
+            self._cache = _UnitCache(self._tokenizer, self._begins_word)
         ids, lengths = self._cache.look_up(units)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         texts = [line for line in lines if line is not None]
@@ -76,7 +82,7 @@ class LineEncoder:
 
     def _splits(self, line: str, words: list[str]) -> bool:
         """Whether the line's ids are those of its words one after the other."""
-        if not self._independent:
+        if self._begins_word is None:
             return False
         if self._tokenizer.word_level:
             return not any(separator in line for separator in _SEPARATORS)
@@ -87,7 +93,7 @@ class LineEncoder:
 class _UnitCache(dict[str, int]):
     """Numbers units as they are first asked for, and holds the ids of each."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, begins_word: npt.NDArray[np.bool_] | None) -> None:
         super().__init__({_EOS_UNIT: 0})
         self._tokenizer = tokenizer
         self._new: list[str] = []
@@ -96,12 +102,14 @@ class _UnitCache(dict[str, int]):
         # Unit i has the ids from starts[i] on, lengths[i] of them.
         self._starts = np.zeros(1, np.int64)
         self._lengths = np.array([len(self._ids)], np.int64)
+        # By token; None where words cannot be told apart.
+        self._begins_word = begins_word
 
     @property
     def full(self) -> bool:
         return len(self) > _MAX_CACHED_UNITS or self._num_chars > _MAX_CACHED_CHARS
 
-    def look_up(self, units: list[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def look_up(self, units: list[str]) -> tuple[Int64s, Int64s]:
         """The ids of all units one after the other, and how many each has."""
         numbers = np.fromiter(map(self.__getitem__, units), np.int64, len(units))
         if self._new:
@@ -116,14 +124,38 @@ class _UnitCache(dict[str, int]):
         return number
 
     def _encode_new(self) -> None:
-        encoded = self._tokenizer.encode_batch(self._new)
+        new = np.array(self._new, dtype=object)
         self._num_chars += sum(map(len, self._new))
         self._new.clear()
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        ids = np.fromiter((i for unit in encoded for i in unit), np.int64, int(lengths.sum()))
-        self._starts = np.concatenate([self._starts, len(self._ids) + np.cumsum(lengths) - lengths])
+        # Words are encoded many at a time, as text: one by one costs several times as much.
+        are_words = np.fromiter((self._begins_word is not None and is_word(unit) for unit in new), bool, len(new))
+        lengths = np.empty(len(new), np.int64)
+        word_ids, lengths[are_words] = self._encode_words(new[are_words].tolist())
+        encoded = self._tokenizer.encode_batch(new[~are_words].tolist())
+        lengths[~are_words] = [len(unit) for unit in encoded]
+        starts = np.empty(len(new), np.int64)
+        for chosen, begin in ((are_words, 0), (~are_words, len(word_ids))):
+            starts[chosen] = len(self._ids) + begin + np.cumsum(lengths[chosen]) - lengths[chosen]
+        self._starts = np.concatenate([self._starts, starts])
         self._lengths = np.concatenate([self._lengths, lengths])
-        self._ids = np.concatenate([self._ids, ids])
+        self._ids = np.concatenate([self._ids, word_ids, *(np.array(unit, np.int64) for unit in encoded)])
+
+    def _encode_words(self, words: list[str]) -> tuple[Int64s, Int64s]:
+        """The ids of all words one after the other, and how many each has."""
+        if self._begins_word is None or not words:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        texts = [" ".join(words[i : i + _WORDS_A_TEXT]) for i in range(0, len(words), _WORDS_A_TEXT)]
+        ids = np.concatenate([np.array(unit, np.int64) for unit in self._tokenizer.encode_batch(texts)])
+        begins = np.flatnonzero(self._begins_word[ids])
+        if len(begins) != len(words):
+            raise RuntimeError(
+                f"{len(words)} words gave {len(begins)} beginnings of words; the tokenizer is inconsistent"
+            )
+        return ids, np.diff(begins, append=len(ids))
+
+
+def is_word(unit: str) -> bool:
+    return SPACE not in unit and unit.split() == [unit]
 
 
 def words_are_independent(tokenizer: Tokenizer) -> bool:
@@ -146,6 +178,7 @@ def words_are_independent(tokenizer: Tokenizer) -> bool:
     return (
         fields["model"]["type"] == "BPE"
         and prefixed
+        and tokenizer.token_id(SPACE) is not None
         and pre_tokenizer in (None, WORD_SPLIT)
         and not any(token["normalized"] for token in fields["added_tokens"])
         and not any(reaches_over_words(token) for token in tokenizer.tokens())

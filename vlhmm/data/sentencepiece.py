@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers
@@ -80,7 +80,8 @@ def convert_sentencepiece(data: bytes, name: str = "the file") -> Tokenizer:
     """A tokenizer with the ids of SentencePiece, from the bytes of a `.model` file.
 
     BPE and unigram models. BPE merges are all pairs of pieces that make a piece, ranked by the score of what they
-    make: the order of the ids is not that order.
+    make: the order of the ids is not that order. One difference is known: the name of a control symbol typed in the text
+    (`</s>`) is text to SentencePiece, but a unigram model, and a BPE model right after a user-defined symbol, finds it.
     """
     model = read_sentencepiece(data, name)
     _check_supported(model, name)
@@ -105,6 +106,9 @@ def convert_sentencepiece(data: bytes, name: str = "the file") -> Tokenizer:
     if not any(reaches_over_words(p.text) for p in model.pieces if p.kind is PieceKind.NORMAL):
         splits.append(WORD_SPLIT)
     fields = json.loads(backend.to_str())
+    if symbols and model.kind is ModelKind.BPE:
+        # Symbols are no merges: a part of the text that is a token as a whole is taken as that token.
+        fields["model"]["ignore_merges"] = True
     if splits:
         fields["pre_tokenizer"] = splits[0] if len(splits) == 1 else {"type": "Sequence", "pretokenizers": splits}
     eos = model.pieces[model.eos_id].text if 0 <= model.eos_id < len(model.pieces) else None
@@ -139,29 +143,25 @@ def _bpe(model: SentencePieceModel) -> models.BPE:
     return models.BPE(vocabulary, pairs, unk_token=unk, fuse_unk=True, byte_fallback=model.byte_fallback)
 
 
-# Below any path of real pieces: SentencePiece never finds control symbols in text.
-_NEVER: Final = -1e9
-
-
 def _unigram(model: SentencePieceModel) -> models.Unigram:
     findable = (PieceKind.NORMAL, PieceKind.USER_DEFINED)
-    vocabulary = [(piece.text, piece.score if piece.kind in findable else _NEVER) for piece in model.pieces]
+    # The score of an unknown character hangs on the lowest score there is, which control symbols must not change.
+    lowest = min(piece.score for piece in model.pieces if piece.kind is PieceKind.NORMAL)
+    vocabulary = [(piece.text, piece.score if piece.kind in findable else lowest) for piece in model.pieces]
     unk = next((i for i, piece in enumerate(model.pieces) if piece.kind is PieceKind.UNKNOWN), None)
     return models.Unigram(vocabulary, unk, model.byte_fallback)
 
 
 def _normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if model.charsmap:
-        steps.append(normalizers.Precompiled(model.charsmap))
-    if model.remove_extra_spaces:
-        steps += [
-            normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
-            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
-        ]
-    if model.add_dummy_prefix:
-        steps.append(normalizers.Prepend(SPACE))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    escape = normalizers.Replace(" ", SPACE)
+    prefix = [normalizers.Prepend(SPACE)] if model.add_dummy_prefix else []
+    charsmap = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    if not model.remove_extra_spaces:
+        return normalizers.Sequence([*charsmap, *prefix, escape])
+    single_spaces = normalizers.Replace(tokenizers.Regex("^ +|(?<= ) +"), "")
+    # Last, because the space symbol itself at the end of a text goes too.
+    strip_end = normalizers.Replace(tokenizers.Regex(f"{SPACE}+$"), "")
+    return normalizers.Sequence([*charsmap, single_spaces, *prefix, escape, strip_end])
 
 
 def _decoder(model: SentencePieceModel) -> decoders.Decoder:
@@ -172,7 +172,10 @@ def _decoder(model: SentencePieceModel) -> decoders.Decoder:
 
 
 def _check_symbols(model: SentencePieceModel, backend: tokenizers.Tokenizer, symbols: list[str], name: str) -> None:
-    """User-defined symbols are cut out before the model sees the text; here, that this gives the same ids."""
+    """User-defined symbols are cut out of the normalised text, and a part of it that is a token is taken whole.
+
+    Refused where either would change ids.
+    """
     prefix = SPACE if model.add_dummy_prefix else ""
     for symbol in symbols:
         normalized = backend.normalizer.normalize_str(symbol) if backend.normalizer else symbol
@@ -181,6 +184,14 @@ def _check_symbols(model: SentencePieceModel, backend: tokenizers.Tokenizer, sym
                 f"{name} has the user-defined symbol {symbol!r}, which its normalizer turns into {normalized!r}; "
                 "no tokenizer.json can express that: retrain it without"
             )
+    for piece in model.pieces:
+        if model.kind is ModelKind.BPE and piece.kind is PieceKind.NORMAL:
+            made = [token.value for token in backend.model.tokenize(piece.text)]
+            if made != [piece.text]:
+                raise ValueError(
+                    f"{name} has user-defined symbols and the piece {piece.text!r}, which its own merges never make "
+                    f"({made}); no tokenizer.json can express that: retrain it without symbols"
+                )
 
 
 def _piece(fields: dict[int, Any]) -> Piece:

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Final, SupportsIndex, final
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -62,7 +63,7 @@ class Tokenizer:
         self.unk_id: Final = self._find_unk(fields["model"])
 
     @classmethod
-    def from_backend(cls, backend: tokenizers.Tokenizer, eos: str | None = None) -> Self:
+    def from_backend(cls, backend: tokenizers.Tokenizer, eos: str | None = None) -> "Tokenizer":
         """Wraps a tokenizer built in memory; `eos` names its end-of-text token where the name is unusual."""
         tokenizer = cls(backend.to_str())
         if eos is None or tokenizer._ids.get(eos) == tokenizer.eos_id:
@@ -77,7 +78,7 @@ class Tokenizer:
         return cls(marked.to_str())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Reads a `tokenizer.json`."""
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
@@ -103,21 +104,19 @@ class Tokenizer:
             ) from error
         return [encoding.ids for encoding in encodings]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text; end-of-text tokens are line breaks, and dropped from the end."""
         pieces: list[list[int]] = [[]]
-        for token in ids:
-            self._check(token)
+        for token in map(self._checked, ids):
             if token == self.eos_id:
                 pieces.append([])
             else:
-                pieces[-1].append(int(token))
+                pieces[-1].append(token)
         return "\n".join(self._decode_piece(piece) for piece in pieces).rstrip("\n")
 
-    def token(self, token: int) -> str:
+    def token(self, token: SupportsIndex) -> str:
         """The readable name of one token."""
-        self._check(token)
-        return self._names[token]
+        return self._names[self._checked(token)]
 
     def tokens(self) -> list[str]:
         """The names of all tokens, by id."""
@@ -155,11 +154,13 @@ class Tokenizer:
             return " ".join(self._names[i] for i in ids)
         return self.backend.decode(ids, skip_special_tokens=False)
 
-    def _check(self, token: int) -> None:
-        if not 0 <= token < self.vocab_size:
+    def _checked(self, token: SupportsIndex) -> int:
+        number = operator.index(token)
+        if not 0 <= number < self.vocab_size:
             raise ValueError(
-                f"token id {token} is outside 0..{self.vocab_size - 1}; these ids come from another tokenizer"
+                f"token id {number} is outside 0..{self.vocab_size - 1}; these ids come from another tokenizer"
             )
+        return number
 
     def _find_eos(self, post_processor: dict[str, Any] | None) -> int | None:
         template = (post_processor or {}).get("single") or []

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, Self
+from typing import IO, Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ class Tokens:
             )
 
     @classmethod
-    def from_documents(cls, documents: list[list[int]], vocab_size: int) -> Self:
+    def from_documents(cls, documents: list[list[int]], vocab_size: int) -> "Tokens":
         """Tokens in memory from one list of ids a document."""
         offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
         ids = np.fromiter((i for document in documents for i in document), np.int64, count=int(offsets[-1]))
@@ -106,7 +106,7 @@ class Tokens:
             writer.add_source(self.words, self.bytes)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, tokenizer_hash: str | None = None, verify: bool = False) -> Self:
+    def load(cls, path: str | os.PathLike[str], *, tokenizer_hash: str | None = None, verify: bool = False) -> "Tokens":
         """Memory-maps a token file; `verify` also reads all of it and checks its SHA-256."""
         header = read_header(path)
         if tokenizer_hash is not None and header.tokenizer_hash != tokenizer_hash:
@@ -174,7 +174,7 @@ def read_header(path: str | os.PathLike[str]) -> TokenFileHeader:
         damaged = True
     if damaged:
         raise ValueError(f"{path} is damaged: its header cannot be read; prepare it again")
-    expected = HEADER_BYTES + header.num_tokens * np.dtype(header.dtype).itemsize + 8 * (header.num_documents + 1)
+    expected = header.offsets_at + 8 * (header.num_documents + 1)
     if size != expected:
         raise ValueError(f"{path} is damaged: {size} bytes, its header says {expected}; prepare it again")
     return header

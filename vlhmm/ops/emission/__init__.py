@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vlhmm.ops.emission.blocked import blocked_log_softmax, blocked_logits
+from vlhmm.ops.emission.blocked import blocked_log_emission, blocked_log_softmax
 from vlhmm.ops.emission.layout import WordLayout, word_layout
 from vlhmm.ops.emission.scattered import scattered_log_softmax, scattered_logits
 from vlhmm.tables import Support
@@ -25,17 +25,16 @@ def log_emission(
 
     `layout` is `word_layout` of the same groups: whoever calls often keeps one.
     """
-    if not support.partition:
-        logits = scattered_logits(emit, words, support.states_of_group[support.group_of_word])
-    elif support.num_groups == 1:
+    if support.partition and support.num_groups > 1:
+        blocks = emit.view(support.num_groups, support.states_per_word, emit.shape[1])
+        return blocked_log_emission(blocks, words, bias, layout or _layout(support))
+    if support.partition:
         logits = words @ emit.T
     else:
-        layout = layout or word_layout(support.group_of_word, support.num_groups)
-        blocks = emit.view(support.num_groups, support.states_per_word, emit.shape[1])
-        logits = blocked_logits(blocks, words, layout)
+        logits = scattered_logits(emit, words, support.states_of_group[support.group_of_word])
     if bias is not None:
         logits = logits + bias[:, None]
-    return normalize_over_words(logits, support, layout)
+    return normalize_over_words(logits, support)
 
 
 def normalize_over_words(
@@ -47,7 +46,7 @@ def normalize_over_words(
         return scattered_log_softmax(logits, states, support.num_states)
     if support.num_groups == 1:
         return logits.log_softmax(dim=0)
-    return blocked_log_softmax(logits, layout or word_layout(support.group_of_word, support.num_groups))
+    return blocked_log_softmax(logits, layout or _layout(support))
 
 
 def emitting_states(support: Support) -> Bool[Tensor, " Z"]:
@@ -56,3 +55,7 @@ def emitting_states(support: Support) -> Bool[Tensor, " Z"]:
     emitting = torch.zeros(support.num_states, dtype=torch.bool, device=support.group_of_word.device)
     emitting[support.states_of_group[used_groups].flatten()] = True
     return emitting
+
+
+def _layout(support: Support) -> WordLayout:
+    return word_layout(support.group_of_word, support.num_groups)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -24,13 +24,19 @@ class WordLayout:
     shapes: tuple[tuple[int, int], ...]
     """(number of groups, words in each), in the order of `words`."""
 
-    def buckets(self) -> Iterator[tuple[Int[Tensor, " n"], Int[Tensor, "n w"]]]:
-        """For each size w: the n groups of that size, and their words."""
-        first_group = first_word = 0
+    def buckets_of_words(self, per_word: Float[Tensor, "X W"]) -> Iterator[Float[Tensor, "n w W"]]:
+        """For each size w the n groups of that size, as views of a tensor in the order of `words`."""
+        first = 0
         for groups, size in self.shapes:
-            words = self.words[first_word : first_word + groups * size]
-            yield self.groups[first_group : first_group + groups], words.view(groups, size)
-            first_group, first_word = first_group + groups, first_word + groups * size
+            yield per_word[first : first + groups * size].view(groups, size, per_word.shape[1])
+            first += groups * size
+
+    def buckets_of_groups(self, per_group: Float[Tensor, "G K W"]) -> Iterator[Float[Tensor, "n K W"]]:
+        """The same groups as views of a tensor in the order of `groups`."""
+        first = 0
+        for groups, _ in self.shapes:
+            yield per_group[first : first + groups]
+            first += groups
 
 
 def word_layout(group_of_word: Int[Tensor, " X"], num_groups: int) -> WordLayout:

@@ -1,0 +1,69 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_tokenizer import byte_level
+
+from vlhmm.data import EosRule, Tokenizer, encode, word_tokenizer
+from vlhmm.data.encode import LineEncoder
+from vlhmm.data.sentencepiece import convert_sentencepiece
+
+# Spaces of all kinds, the space symbol of SentencePiece, what only Python takes for white space, words.
+LINES = st.lists(
+    st.none()
+    | st.text(st.sampled_from([*"  abé▁\t\xa0\x1c", "</s>", "the ", "return "]), min_size=1, max_size=8).filter(
+        str.strip
+    )
+)
+
+
+def one_by_one(tokenizer: Tokenizer, lines: list[str | None], eos: EosRule) -> tuple[list[int], list[int]]:
+    """The specification: every line through the tokenizer by itself."""
+    ids: list[int] = []
+    ends: list[int] = []
+    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    for line in lines:
+        ids += [] if line is None else tokenizer.encode(line)
+        if (line is None and eos == "document") or (line is not None and eos == "line"):
+            ids += end
+        if line is None:
+            ends.append(len(ids))
+    return ids, ends
+
+
+@pytest.mark.parametrize("kind", ["words", "sentencepiece", "bytes"])
+@pytest.mark.parametrize("eos", ["line", "document", "none"])
+def test_batches_give_the_ids_of_single_lines(
+    train_sentencepiece: Callable[..., bytes], kind: str, eos: EosRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = {
+        "words": lambda: word_tokenizer(["a", "b", "the", "</s>"]),
+        "sentencepiece": lambda: convert_sentencepiece(
+            train_sentencepiece(normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=True)
+        ),
+        "bytes": lambda: Tokenizer.from_backend(byte_level()),
+    }[kind]()
+    # Small enough for the cache to be thrown away now and then, and for words to be encoded in several texts.
+    monkeypatch.setattr(encode, "_MAX_CACHED_UNITS", 20)
+    monkeypatch.setattr(encode, "_WORDS_A_TEXT", 3)
+    encoder = LineEncoder(tokenizer, eos)
+
+    @given(LINES)
+    def check(lines: list[str | None]) -> None:
+        encoded = encoder.encode(lines)
+        assert (encoded.ids.tolist(), encoded.document_ends.tolist()) == one_by_one(tokenizer, lines, eos)
+        texts = [line for line in lines if line is not None]
+        assert encoded.words == sum(len(text.split()) for text in texts)
+        assert encoded.bytes == sum(len(text.encode()) + 1 for text in texts)
+
+    check()
+
+
+def test_an_eos_rule_needs_an_eos() -> None:
+    backend = byte_level("<unusual>")
+    tokenizer = Tokenizer.from_backend(backend)
+    assert tokenizer.eos_id is None
+    assert len(LineEncoder(tokenizer, "none").encode(["ab", None]).ids) == 2
+    with pytest.raises(ValueError, match="no end-of-text token"):
+        LineEncoder(tokenizer, "document")

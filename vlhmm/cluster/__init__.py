@@ -1,0 +1,131 @@
+"""Words to blocks: which words share a group of states.
+
+`bigrams` counts what stands next to what, `brown` builds blocks from nothing, `exchange` improves them word by word, and
+`blocks` is the record that all of it ends in.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from vlhmm.cluster.bigrams import (
+    Bigrams,
+    Floats,
+    Ints,
+    TokenSource,
+    count_bigrams,
+    flat_ids,
+    mutual_information,
+    sum_by,
+    word_counts,
+)
+from vlhmm.cluster.blocks import Blocks, one_block, one_word_per_block, random_blocks
+from vlhmm.cluster.brown import agglomerate
+from vlhmm.cluster.exchange import Clock, Exchange, refine_blocks
+
+__all__ = [
+    "Bigrams",
+    "Blocks",
+    "Eos",
+    "brown_clusters",
+    "count_bigrams",
+    "mutual_information",
+    "one_block",
+    "one_word_per_block",
+    "random_blocks",
+    "word_counts",
+]
+
+Eos = Literal["own", "word", "last", "none"]
+"""What becomes of the end-of-line token, see `brown_clusters`."""
+
+
+def brown_clusters(
+    tokens: TokenSource,
+    num_blocks: int,
+    *,
+    eos: Eos = "own",
+    eos_id: int | None = None,
+    vocab_size: int | None = None,
+    refine: bool = True,
+    seed: int = 0,
+    max_seconds: float | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Blocks:
+    """Blocks of words that make the blocks of adjacent words tell most about each other.
+
+    First Brown clustering over a window of `num_blocks` clusters, then exchange: words are moved one at a time, annealed from
+    a temperature at which most are loose, and at the end only upwards. Blocks are numbered by falling token count.
+
+    `num_blocks` counts every block. What `eos` does:
+    - own: EOS has the last block to itself, the other words share `num_blocks - 1`;
+    - word: EOS is a word like any other, with neighbours on both sides (the lines are read as one text);
+    - last: the words are clustered without EOS, from the bigrams within lines; EOS then joins the last block, the rarest;
+    - none: the same, and EOS is put where words that never occur are put: into the block of most words.
+
+    `information` is the figure in nats that was maximised, from the same bigrams. The same seed gives the same blocks unless
+    `max_seconds` cuts the search short.
+    """
+    clock = Clock.start(max_seconds)
+    ids = flat_ids(tokens)
+    _check_settings(num_blocks, eos, eos_id, seed)
+    bigrams = count_bigrams(ids, eos=eos, eos_id=eos_id, vocab_size=vocab_size)
+    num_words = bigrams.vocab_size
+    apart = eos_id if eos in ("own", "last", "none") else None
+    clustered = np.setdiff1d(np.arange(num_words), [] if apart is None else [apart])
+    open_blocks = num_blocks - 1 if eos == "own" else num_blocks
+    if open_blocks > len(clustered):
+        raise ValueError(
+            f"{open_blocks} blocks for {len(clustered)} words would leave some empty; "
+            f"ask for at most {len(clustered) + num_blocks - open_blocks} blocks"
+        )
+
+    # Ranked by count, so that words met together in a sweep are about equally frequent. EOS, when it is counted but stays
+    # where it is, stands after them.
+    counts = bigrams.count_as_left + bigrams.count_as_right
+    by_count = clustered[np.argsort(-counts[clustered], kind="stable")]
+    seen = by_count[: np.count_nonzero(counts[by_count])]
+    block_of_word = np.zeros(num_words, np.int64)
+    if len(seen) <= open_blocks:
+        block_of_word[by_count] = np.minimum(np.arange(len(by_count)), open_blocks - 1)
+    else:
+        ranked = np.append(seen, [eos_id]) if eos == "own" else seen
+        state = Exchange(bigrams.select(ranked), num_movable=len(seen), open_blocks=open_blocks)
+        agglomerate(state)
+        if refine:
+            refine_blocks(state, np.random.default_rng(seed), clock, progress)
+        block_of_word[ranked] = state.block_of_word
+        # A word without neighbours says nothing; it goes where single words matter least.
+        largest = np.bincount(block_of_word[seen], minlength=open_blocks).argmax()
+        block_of_word[by_count[len(seen) :]] = largest
+    block_of_word[clustered] = _by_falling_count(block_of_word[clustered], counts[clustered], open_blocks)
+    if apart is not None:
+        sizes = np.bincount(block_of_word[clustered], minlength=num_blocks)
+        block_of_word[apart] = sizes.argmax() if eos == "none" else num_blocks - 1
+    return Blocks(
+        block_of_word,
+        num_blocks,
+        information=mutual_information(bigrams, block_of_word),
+        seconds=time.monotonic() - clock.started,
+    )
+
+
+def _check_settings(num_blocks: int, eos: str, eos_id: int | None, seed: int) -> None:
+    if eos not in ("own", "word", "last", "none"):
+        raise ValueError(f"eos is {eos!r}; it must be one of own, word, last, none")
+    if eos in ("own", "last") and eos_id is None:
+        raise ValueError(f"eos={eos!r} needs eos_id, the id of the end-of-line token; or use eos='word'")
+    least = 2 if eos == "own" else 1
+    if num_blocks < least:
+        raise ValueError(f"{num_blocks} blocks; eos={eos!r} needs at least {least}")
+    if seed < 0:
+        raise ValueError(f"seed {seed} is negative; it must be 0 or more")
+
+
+def _by_falling_count(block_of_word: Ints, counts: Floats, num_blocks: int) -> Ints:
+    totals = sum_by(block_of_word, counts, num_blocks)
+    new_name = np.empty(num_blocks, np.int64)
+    new_name[np.argsort(-totals, kind="stable")] = np.arange(num_blocks)
+    return np.asarray(new_name[block_of_word])

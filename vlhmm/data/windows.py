@@ -1,0 +1,74 @@
+"""From a corpus to the windows of one epoch of training: the same windows for the same seed and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from vlhmm.data.tokens import Tokens
+
+WindowKind = Literal["carried", "independent"]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over the text, cut into windows (B, T)."""
+
+    tokens: Tokens
+    kind: WindowKind
+    """carried: documents in random order, joined and cut into B streams, whose windows follow one another;
+    independent: windows of the text as it stands, in random order, each on its own."""
+    batch_size: int
+    length: int
+    seed: int
+    number: int
+
+    @property
+    def num_windows(self) -> int:
+        """Less than one window's worth of tokens is left out, a different part in every epoch."""
+        return len(self.tokens) // self.batch_size // self.length
+
+    def check(self) -> None:
+        needed = self.batch_size * self.length
+        if not self.num_windows:
+            raise ValueError(
+                f"the training text has {len(self.tokens):,} tokens, but one window of batch_size {self.batch_size} x "
+                f"length {self.length} needs {needed:,}: make batch_size or window smaller, or give more text"
+            )
+
+    def windows(self, first: int = 0) -> Iterator[Int[Tensor, "B T"]]:
+        """The windows from the one numbered `first` on."""
+        random = np.random.default_rng([self.seed, self.number])
+        if self.kind == "carried":
+            streams = self._joined(random)[: self.batch_size * self.num_windows * self.length]
+            streams = streams.reshape(self.batch_size, -1)
+            for window in range(first, self.num_windows):
+                yield _as_tensor(streams[:, window * self.length : (window + 1) * self.length])
+        else:
+            offset = int(random.integers(len(self.tokens) % self.length + 1))
+            order = random.permutation(len(self.tokens) // self.length)
+            for window in range(first, self.num_windows):
+                chosen = order[window * self.batch_size : (window + 1) * self.batch_size]
+                begins = offset + np.sort(chosen)[:, None] * self.length
+                yield _as_tensor(self.tokens.ids[begins + np.arange(self.length)])
+
+    def _joined(self, random: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.integer]]:
+        order = random.permutation(self.tokens.num_documents)
+        begins, ends = self.tokens.offsets[:-1][order], self.tokens.offsets[1:][order]
+        sizes = ends - begins
+        # Position i of the joined text lies in some document, (i - where that begins here) tokens into it.
+        shift = begins - (np.cumsum(sizes) - sizes)
+        joined: np.ndarray[tuple[int], np.dtype[np.integer]] = self.tokens.ids[
+            np.arange(len(self.tokens)) + np.repeat(shift, sizes)
+        ]
+        return joined
+
+
+def _as_tensor(ids: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Tensor:
+    return torch.from_numpy(ids.astype(np.int64))

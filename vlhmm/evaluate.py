@@ -1,0 +1,169 @@
+"""Perplexity: one function for every model, which says what it counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.data import Tokenizer, Tokens
+from vlhmm.inference.gather import Batch
+from vlhmm.inference.score import score
+from vlhmm.tables import Belief, Tables
+
+State = TypeVar("State")
+
+WARM_TOKENS = 128
+"""What each of several streams reads before its first scored token."""
+
+
+class Scorer(Protocol[State]):
+    """What perplexity asks of a model: the log-probabilities of a window of tokens, given what came before."""
+
+    @property
+    def num_words(self) -> int: ...
+
+    @property
+    def protocol(self) -> str:
+        """What happens at EOS, in words."""
+        ...
+
+    def score_window(
+        self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], state: State | None
+    ) -> tuple[Float[Tensor, "B T"], State]:
+        """log p(x_t | all before it), and what the next window of the same sequences needs."""
+        ...
+
+
+@dataclass(frozen=True)
+class HMMScorer:
+    tables: Tables
+
+    @property
+    def num_words(self) -> int:
+        return self.tables.num_words
+
+    @property
+    def protocol(self) -> str:
+        if self.tables.reset_token is None:
+            return "states carried over every token"
+        return f"states drawn from the start distribution after token {self.tables.reset_token}"
+
+    @torch.no_grad()
+    def score_window(
+        self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], state: Belief | None
+    ) -> tuple[Float[Tensor, "B T"], Belief]:
+        device = self.tables.device
+        scored = score(self.tables, Batch(tokens.to(device), lengths.to(device)), state)
+        return scored.token_log_probs, scored.belief
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model gives a text, and how that was counted."""
+
+    perplexity: float
+    """exp of minus log_prob per token."""
+    log_prob: float
+    """Nats, of all scored tokens."""
+    num_tokens: int
+    num_unknown: int
+    """Unknown words among the tokens; they are scored like any other."""
+    word_perplexity: float | None
+    """exp of minus log_prob per white-space word of the source text, where that is known."""
+    bits_per_byte: float | None
+    protocol: str
+
+    @property
+    def unknown_rate(self) -> float:
+        return self.num_unknown / self.num_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "unknown_rate": self.unknown_rate}
+
+
+def evaluate(
+    scorer: Scorer[Any],
+    tokens: Tokens,
+    tokenizer: Tokenizer | None = None,
+    *,
+    streams: int = 1,
+    window: int = 512,
+) -> Evaluation:
+    """The perplexity of `tokens`: one exact stream from one cold start, or several at once.
+
+    Several streams are an approximation for speed: each but the first begins WARM_TOKENS before its part, unscored.
+    """
+    log_prob = 0.0
+    for _, part in scored_windows(scorer, tokens, streams=streams, window=window):
+        log_prob += part
+    if math.isnan(log_prob):
+        raise ValueError("the model gives NaN: its weights are broken")
+    num_tokens = len(tokens)
+    per_token = -log_prob / num_tokens
+    return Evaluation(
+        perplexity=_exp(per_token),
+        log_prob=log_prob,
+        num_tokens=num_tokens,
+        num_unknown=tokens.count(tokenizer.unk_id) if tokenizer else 0,
+        word_perplexity=_exp(-log_prob / tokens.words) if tokens.words else None,
+        bits_per_byte=-log_prob / tokens.bytes / math.log(2) if tokens.bytes else None,
+        protocol=describe(scorer, tokenizer, streams),
+    )
+
+
+def scored_windows(
+    scorer: Scorer[Any], tokens: Tokens, *, streams: int = 1, window: int = 512
+) -> Iterator[tuple[int, float]]:
+    """How many tokens each window scored, and their log-probability: for whoever shows progress."""
+    if not len(tokens):
+        raise ValueError("0 tokens to score, at least 1 is needed")
+    largest = int(np.max(tokens.ids))
+    if largest >= scorer.num_words:
+        raise ValueError(
+            f"the text has token {largest}, but the model's vocabulary ends at {scorer.num_words - 1}: "
+            "read the text with the model's own tokenizer"
+        )
+    # More streams than this would read more to warm up than they score.
+    streams = max(1, min(streams, (len(tokens) - WARM_TOKENS) // (2 * WARM_TOKENS)))
+    warm = WARM_TOKENS if streams > 1 else 0
+    part = -(-(len(tokens) - warm) // streams)
+    # Stream s reads from s * part on, `warm` tokens more than it scores; the first scores all it reads.
+    begins = torch.arange(streams) * part
+    lengths = (len(tokens) - begins).clamp(max=warm + part)
+    state = None
+    for first in range(0, warm + part, window):
+        width = min(window, warm + part - first)
+        left = (lengths - first).clamp(min=0, max=width)
+        # Only the last stream can be shorter, and only by less than a window: it ends with at least one token here
+        # or has ended, and then its state is no longer of use.
+        position = begins[:, None] + first + torch.arange(width)
+        ids = torch.from_numpy(tokens.ids[position.clamp(max=len(tokens) - 1).numpy()].astype(np.int64))
+        log_probs, state = scorer.score_window(ids, left.clamp(min=1), state)
+        offset = first + torch.arange(width)
+        scored = (offset < lengths[:, None]) & ((offset >= warm) | (torch.arange(streams) == 0)[:, None])
+        yield int(scored.sum()), float(log_probs.double()[scored.to(log_probs.device)].sum())
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def describe(scorer: Scorer[Any], tokenizer: Tokenizer | None, streams: int) -> str:
+    """The protocol in words."""
+    parts = [
+        "every token scored, EOS and unknown words included",
+        scorer.protocol,
+        "one exact stream from one cold start"
+        if streams == 1
+        else f"{streams} parallel streams, each warmed up by {WARM_TOKENS} unscored tokens",
+    ]
+    if tokenizer is not None and tokenizer.eos_id is None:
+        parts[0] = "every token scored, unknown ones included; no EOS"
+    return "; ".join(parts)

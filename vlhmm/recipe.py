@@ -1,0 +1,126 @@
+"""Recipes: everything that decides a training run, in one record; presets are recipes with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+
+from vlhmm.cluster import Blocks, brown_clusters, one_block, one_word_per_block
+from vlhmm.data import Corpus
+from vlhmm.models import Model, ModelSettings, Reset, build_blocked
+from vlhmm.settings import nearest, parse_setting, settings_from
+from vlhmm.train import TrainSettings
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    clustering: Literal["brown", "one", "cloned"] = "brown"
+    """brown: Brown clusters, refined by exchange; one: a single block, so a dense HMM; cloned: a block for every word."""
+    num_blocks: int = 128
+    """M, EOS's own block included. Only brown reads it."""
+    eos_block: Literal["own", "word", "last", "none"] = "own"
+    """Where EOS goes: a block of its own, clustered like a word, into the last block, or into the smallest one."""
+    reset: Reset = "carry"
+    """carry: states go on over EOS; eos: the word after EOS comes from the start distribution."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    blocks: BlockSettings = field(default_factory=BlockSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Recipe:
+        """From sections `blocks`, `model` and `train`, as in a TOML file."""
+        for section in values:
+            if section not in _SECTIONS:
+                raise ValueError(f"unknown section {section!r}; {nearest(section, _SECTIONS)}")
+        return cls(**{name: settings_from(kind, values.get(name, {})) for name, kind in _SECTIONS.items()})
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        return {name: asdict(getattr(self, name)) for name in _SECTIONS}
+
+    def with_changes(self, changes: Mapping[str, str]) -> Recipe:
+        """With settings as a person types them, `dim` = `128`; every name belongs to one section."""
+        values = self.to_dict()
+        section_of = {item.name: section for section, kind in _SECTIONS.items() for item in fields(kind)}
+        for name, text in changes.items():
+            if name not in section_of:
+                raise ValueError(f"unknown setting {name!r}; {nearest(name, section_of)}")
+            section = section_of[name]
+            values[section][name] = parse_setting(_SECTIONS[section], name, text)
+        return Recipe.from_dict(values)
+
+    def make_blocks(self, corpus: Corpus, progress: Callable[[int, int, str], None] | None = None) -> Blocks:
+        num_words, settings = corpus.tokenizer.vocab_size, self.blocks
+        match settings.clustering:
+            case "one":
+                return one_block(num_words)
+            case "cloned":
+                return one_word_per_block(num_words)
+            case "brown":
+                return brown_clusters(
+                    corpus.train,
+                    settings.num_blocks,
+                    eos="none" if corpus.tokenizer.eos_id is None else settings.eos_block,
+                    eos_id=corpus.tokenizer.eos_id,
+                    vocab_size=num_words,
+                    seed=self.train.seed,
+                    progress=progress,
+                )
+
+    def make_model(self, corpus: Corpus, blocks: Blocks) -> Model:
+        """The model before training: its weights depend on nothing but the seed."""
+        return build_blocked(
+            self.model,
+            blocks,
+            eos_id=corpus.tokenizer.eos_id,
+            reset=self.blocks.reset,
+            generator=torch.Generator().manual_seed(self.train.seed),
+        )
+
+
+_SECTIONS: dict[str, type[Any]] = {"blocks": BlockSettings, "model": ModelSettings, "train": TrainSettings}
+
+PRESETS: dict[str, Recipe] = {
+    "demo": Recipe(
+        BlockSettings(num_blocks=64),
+        ModelSettings(states_per_block=64, dim=128, transition="block-factored", out_scale=0.25),
+        TrainSettings(epochs=6, batch_size=32, window=32, ema=0.99, weight_decay=0.02, checks_per_epoch=2),
+    ),
+    "default": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(states_per_block=256, dim=256, transition="block-factored", out_scale=0.25),
+        TrainSettings(epochs=24, batch_size=32, window=64, ema=0.998, weight_decay=0.02),
+    ),
+    "scalar": Recipe(
+        BlockSettings(clustering="one", reset="eos"),
+        ModelSettings(parameterization="scalar", transition="table", states_per_block=512),
+        TrainSettings(learning_rate=0.1, state_dropout=0.0, batch_size=32, window=64),
+    ),
+    "linear": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(parameterization="linear", embeddings="split", states_per_block=128, transition="block-factored"),
+        TrainSettings(batch_size=32, window=64, ema=0.998),
+    ),
+    "chiu2020-ptb": Recipe(
+        BlockSettings(reset="eos"),
+        ModelSettings(target_network=True, initialisation="paper"),
+        TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=8),
+    ),
+    "chiu2020-ptb-code": Recipe(
+        BlockSettings(reset="eos", eos_block="last"),
+        ModelSettings(),
+        TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=4),
+    ),
+}
+
+
+def preset(name: str) -> Recipe:
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}; {nearest(name, PRESETS)}")
+    return PRESETS[name]
