@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ WARM_TOKENS = 128
 """What each of several streams reads before its first scored token."""
 
 
+@runtime_checkable
 class Scorer(Protocol[State]):
     """What perplexity asks of a model: the log-probabilities of a window of tokens, given what came before."""
 

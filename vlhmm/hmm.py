@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.inference import fit, predict, sampling, scan
@@ -164,7 +164,7 @@ class HMM:
 
     def fit(
         self,
-        sequences: Sequence[Any] | Tensor | np.ndarray[Any, Any],
+        sequences: Sequence[Any] | Tensor | NDArray[Any],
         method: Literal["em", "adam"] = "em",
         *,
         lengths: Any = None,

@@ -173,7 +173,7 @@ def training(
     begun = time.monotonic()
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
-        stop_asked = stack.enter_context(_stop_signals())
+        stop_asked = stack.enter_context(stop_signals())
         run = _Run(model, corpus, settings, folder)
         if resume:
             run.restore()
@@ -419,7 +419,7 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[threading.Event]:
     """Ctrl-C and a polite kill ask the loop to stop after its step; a second Ctrl-C ends it at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():

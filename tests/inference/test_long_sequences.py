@@ -54,7 +54,7 @@ def test_a_state_comes_back_from_1e_minus_477(dtype, parallel):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [None, 1, 64, 501])
+@pytest.mark.parametrize("window", [None, 64, 501])
 @every_dtype
 def test_the_comeback_shows_in_every_answer(dtype, window):
     hmm = coins(dtype)
@@ -72,11 +72,10 @@ def test_the_comeback_shows_in_every_answer(dtype, window):
     np.testing.assert_allclose(total.item(), comeback_log_prob(), rtol=RELATIVE[dtype])
 
 
-@scan
 @every_dtype
-def test_the_comeback_has_the_right_gradient(dtype, parallel):
+def test_the_comeback_has_the_right_gradient(dtype):
     hmm = coins(dtype, requires_grad=True)
-    hmm.log_prob([COMEBACK], parallel=parallel).sum().backward()
+    hmm.log_prob([COMEBACK]).sum().backward()
     tables = hmm.tables
     np.testing.assert_allclose(tables.log_start.grad, [0, 1], atol=1e-4)
     np.testing.assert_allclose(tables.transition.log_prob.grad, [[0, 0], [0, 1099]], rtol=1e-4, atol=1e-3)
@@ -169,15 +168,17 @@ def test_thousands_of_tokens_equal_the_messages(support):
     np.testing.assert_allclose(hmm.viterbi([sentence]).log_prob.item(), expected.best_log_prob, rtol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("support", ["dense", "blocked"])
 def test_a_million_tokens_do_not_drift(support):
     _, tables = random_hmm(Kind(support, "table", reset=False), seed=42)
-    double = vlhmm.HMM(tables)
+    double, single = vlhmm.HMM(tables), vlhmm.HMM(tables.to(dtype=torch.float32))
     tokens = double.sample(1_000, 1_000, generator=torch.Generator().manual_seed(0)).tokens.view(1, 1_000_000)
-    single = vlhmm.HMM(tables.to(dtype=torch.float32))
-    exact = double.log_prob(tokens).item()
-    assert abs(single.log_prob(tokens).item() / exact - 1) < 1e-6
+    # Without gradients a text this long is scored by the scan.
+    with torch.no_grad():
+        assert abs(single.log_prob(tokens).item() / double.log_prob(tokens).item() - 1) < 1e-6
+    some = tokens[:, :10_000]
+    serial = [hmm.log_prob(some, parallel=False).item() for hmm in (single, double)]
+    assert abs(serial[0] / serial[1] - 1) < 1e-6
 
 
 def peak_bytes() -> int:
@@ -186,7 +187,7 @@ def peak_bytes() -> int:
 
 
 def test_memory_does_not_grow_with_the_square_of_the_states():
-    """Tiles of 20,000 positions with 256 states would take 5 GiB at once."""
+    """Tiles of 8,000 positions with 256 states would take 2 GiB at once."""
     states = 256
     generator = torch.Generator().manual_seed(0)
     tables = Tables(
@@ -195,9 +196,9 @@ def test_memory_does_not_grow_with_the_square_of_the_states():
         TableTransition(torch.randn(2 * states, 2 * states, generator=generator).log_softmax(1)),
         torch.randn(2, 2, states, generator=generator).log_softmax(1).flatten(0, 1).requires_grad_(),
     )
-    tokens = torch.randint(4, (1, 20_000), generator=generator)
+    tokens = torch.randint(4, (1, 8_000), generator=generator)
     before = peak_bytes()
     vlhmm.HMM(tables).log_prob(tokens).sum().backward()
     assert tables.log_emission.grad.isfinite().all()
-    np.testing.assert_allclose(tables.log_emission.grad.sum().item(), 20_000, rtol=1e-3)
+    np.testing.assert_allclose(tables.log_emission.grad.sum().item(), 8_000, rtol=1e-3)
     assert peak_bytes() - before < 2**30

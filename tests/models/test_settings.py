@@ -18,7 +18,7 @@ def test_whole_numbers_are_taken_for_floats():
 
 
 def test_unknown_key_is_refused_with_the_nearest_known():
-    with pytest.raises(ValueError, match="unknown model setting 'state_per_block'; did you mean 'states_per_block'"):
+    with pytest.raises(ValueError, match="unknown setting 'state_per_block'; did you mean 'states_per_block'"):
         ModelSettings.from_dict({"state_per_block": 4})
     with pytest.raises(ValueError, match="known are: parameterization, states_per_block"):
         ModelSettings.from_dict({"zzz": 4})

@@ -1,18 +1,19 @@
 """Words to blocks: which words share a group of states.
 
-`bigrams` counts what stands next to what, `brown` builds blocks from nothing, `exchange` improves them word by word, and
-`blocks` is the record that all of it ends in.
+`bigrams` counts what stands next to what, `exchange` keeps those counts for blocks while words move, `brown` builds blocks from
+nothing, `refine` improves them, and `blocks` is the record that all of it ends in.
 """
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 
 from vlhmm.cluster.bigrams import (
     Bigrams,
+    Eos,
     Floats,
+    HasIds,
     Ints,
     TokenSource,
     count_bigrams,
@@ -23,7 +24,8 @@ from vlhmm.cluster.bigrams import (
 )
 from vlhmm.cluster.blocks import Blocks, one_block, one_word_per_block, random_blocks
 from vlhmm.cluster.brown import agglomerate
-from vlhmm.cluster.exchange import Clock, Exchange, refine_blocks
+from vlhmm.cluster.exchange import Exchange
+from vlhmm.cluster.refine import Clock, refine_blocks
 
 __all__ = [
     "Bigrams",
@@ -38,8 +40,8 @@ __all__ = [
     "word_counts",
 ]
 
-Eos = Literal["own", "word", "last", "none"]
-"""What becomes of the end-of-line token, see `brown_clusters`."""
+MOST_BLOCKS = 2048
+"""Beyond these the tables of block pairs would take more than 1 GiB."""
 
 
 def brown_clusters(
@@ -56,8 +58,9 @@ def brown_clusters(
 ) -> Blocks:
     """Blocks of words that make the blocks of adjacent words tell most about each other.
 
-    First Brown clustering over a window of `num_blocks` clusters, then exchange: words are moved one at a time, annealed from
-    a temperature at which most are loose, and at the end only upwards. Blocks are numbered by falling token count.
+    First Brown clustering, over a window for the frequent words, the others joining the best block; then exchange: words change
+    blocks, annealed from a temperature at which most are loose, and at the end only upwards. Blocks are numbered by
+    falling token count.
 
     `num_blocks` counts every block. What `eos` does:
     - own: EOS has the last block to itself, the other words share `num_blocks - 1`;
@@ -65,12 +68,19 @@ def brown_clusters(
     - last: the words are clustered without EOS, from the bigrams within lines; EOS then joins the last block, the rarest;
     - none: the same, and EOS is put where words that never occur are put: into the block of most words.
 
-    `information` is the figure in nats that was maximised, from the same bigrams. The same seed gives the same blocks unless
-    `max_seconds` cuts the search short.
+    Without `eos_id` it is the last token of a split; an array of ids has to say it. Without `vocab_size` the words are those up to
+    the largest id.
+
+    `information` is the figure in nats that was maximised, from the same bigrams. The same seed gives the same blocks; with
+    `max_seconds` a slow machine cools faster, and its blocks may differ. The limit is for the refinement: counting and
+    Brown clustering come first and are not cut short.
     """
     clock = Clock.start(max_seconds)
     ids = flat_ids(tokens)
-    _check_settings(num_blocks, eos, eos_id, seed)
+    # A split ends with the end of a line; a bare array says nothing of the kind.
+    if eos_id is None and isinstance(tokens, HasIds) and len(ids):
+        eos_id = int(ids[-1])
+    check_settings(num_blocks, eos, eos_id, seed)
     bigrams = count_bigrams(ids, eos=eos, eos_id=eos_id, vocab_size=vocab_size)
     num_words = bigrams.vocab_size
     apart = eos_id if eos in ("own", "last", "none") else None
@@ -91,6 +101,11 @@ def brown_clusters(
     if len(seen) <= open_blocks:
         block_of_word[by_count] = np.minimum(np.arange(len(by_count)), open_blocks - 1)
     else:
+        if open_blocks > MOST_BLOCKS:
+            raise ValueError(
+                f"{open_blocks} blocks of {len(seen)} words that occur; the search takes at most {MOST_BLOCKS}, "
+                "or one_word_per_block"
+            )
         ranked = np.append(seen, [eos_id]) if eos == "own" else seen
         state = Exchange(bigrams.select(ranked), num_movable=len(seen), open_blocks=open_blocks)
         agglomerate(state)
@@ -112,7 +127,7 @@ def brown_clusters(
     )
 
 
-def _check_settings(num_blocks: int, eos: str, eos_id: int | None, seed: int) -> None:
+def check_settings(num_blocks: int, eos: str, eos_id: int | None, seed: int) -> None:
     if eos not in ("own", "word", "last", "none"):
         raise ValueError(f"eos is {eos!r}; it must be one of own, word, last, none")
     if eos in ("own", "last") and eos_id is None:

@@ -1,8 +1,9 @@
 """Counts of adjacent words, and the information that blocks keep of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,11 @@ Floats = npt.NDArray[np.float64]
 CHUNK = 1 << 23
 
 
+Eos = Literal["own", "word", "last", "none"]
+"""What becomes of the end-of-line token, see `vlhmm.brown_clusters`."""
+
+
+@runtime_checkable
 class HasIds(Protocol):
     """A corpus split, `vlhmm.data.Tokens` for one."""
 
@@ -21,7 +27,7 @@ class HasIds(Protocol):
     def ids(self) -> npt.NDArray[Any]: ...
 
 
-TokenSource = HasIds | npt.ArrayLike
+TokenSource = HasIds | npt.NDArray[Any] | Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +53,17 @@ class Bigrams:
         cell = group_of_word[self.left] * num_groups + group_of_word[self.right]
         return sum_by(cell, self.count, num_groups**2).reshape(num_groups, num_groups)
 
-    def select(self, words: Ints) -> Self:
+    def select(self, words: Ints) -> "Bigrams":
         """The same counts among `words`, which are renamed 0, 1, ... in the order given."""
         new_name = np.full(self.vocab_size, -1, np.int64)
         new_name[words] = np.arange(len(words))
         left, right = new_name[self.left], new_name[self.right]
         kept = (left >= 0) & (right >= 0)
-        return type(self)(left[kept], right[kept], self.count[kept], len(words))
+        return Bigrams(left[kept], right[kept], self.count[kept], len(words))
 
 
 def count_bigrams(
-    tokens: TokenSource, *, eos: str = "own", eos_id: int | None = None, vocab_size: int | None = None
+    tokens: TokenSource, *, eos: Eos = "own", eos_id: int | None = None, vocab_size: int | None = None
 ) -> Bigrams:
     """Pairs of adjacent tokens. None joins the last word of a line to the first of the next: where `eos` is own or word, EOS
     stands between them and is counted with both; where it is last or none, EOS is left out and the pairs end with the line."""
@@ -78,7 +84,7 @@ def count_bigrams(
 
 
 def mutual_information(
-    source: Bigrams | TokenSource, block_of_word: Ints, *, eos: str = "own", eos_id: int | None = None
+    source: Bigrams | TokenSource, block_of_word: Ints, *, eos: Eos = "own", eos_id: int | None = None
 ) -> float:
     """sum over blocks a, b of p(a, b) log p(a, b) / (p(a, .) p(., b)), in nats; all three from the bigrams. 0 without any.
 
@@ -127,7 +133,7 @@ def word_counts(tokens: TokenSource, vocab_size: int) -> Ints:
 
 def flat_ids(tokens: TokenSource) -> npt.NDArray[Any]:
     """The ids of a split or an array, checked to be one row of integers; never copied from a memory map."""
-    ids = np.asarray(getattr(tokens, "ids", tokens))
+    ids = np.asarray(tokens.ids if isinstance(tokens, HasIds) else tokens)
     if ids.ndim != 1 or (ids.dtype.kind not in "ui" and len(ids)):
         raise ValueError(f"tokens must be one row of integers, not {ids.dtype} of shape {ids.shape}")
     return ids

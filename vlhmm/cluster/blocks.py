@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,7 @@ class Blocks:
             partial.unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], tokens: Sequence[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str], tokens: Sequence[str]) -> "Blocks":
         """Reads what `save` wrote; `tokens` are the names of the words in the order of their ids."""
         id_of = _ids_of(tokens)
         block_of_word = np.full(len(tokens), -1, np.int64)

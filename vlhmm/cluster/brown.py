@@ -11,12 +11,15 @@ window is kept for the first words only; later ones join, a few at a time, the b
 import numpy as np
 
 from vlhmm.cluster.bigrams import Floats, Ints, n_log_n
-from vlhmm.cluster.exchange import MASS, Exchange
+from vlhmm.cluster.exchange import Exchange
 
 MOST_WINDOW = 512
 """Blocks beyond which no window is kept: the first table of costs takes time in the third power of them."""
-MOST_WINDOW_CELLS = 3 << 24
+MOST_WINDOW_CELLS = 1 << 25
 """Bounds the cost tables computed, and so the time: a few seconds."""
+
+JOINING_SHARE = 4e-3
+"""Later words of at most this share of the text join together."""
 
 
 def agglomerate(state: Exchange) -> None:
@@ -25,7 +28,7 @@ def agglomerate(state: Exchange) -> None:
     steps = min(3 * blocks, MOST_WINDOW_CELLS // blocks**2) if 1 < blocks <= MOST_WINDOW else 0
     merged = min(blocks + steps, state.num_movable)
     state.set_blocks(_merge_in_window(state, merged))
-    for start, stop in state.batches(MASS):
+    for start, stop in state.batches(JOINING_SHARE):
         joining = np.arange(max(start, merged), stop)
         if len(joining):
             state.move(joining, state.gains(int(joining[0]), stop).argmax(1))
@@ -69,7 +72,10 @@ class Window:
         self.shared = np.stack([self._shared_with(slot) for slot in range(num_slots)])
 
     def extract(self, source: int, target: int, following: Floats, preceding: Floats, alone: float) -> None:
-        """Takes a word out of a slot into an empty one. `following` and `preceding` are its counts next to the slots."""
+        """Takes a word out of a slot, which must never be merged, into an empty one.
+
+        `following` and `preceding` are the word's counts next to the slots. `shared` of the source is left behind.
+        """
         row, column = self.joint[source] - following, self.joint[:, source] - preceding
         row[source] = column[source] = self.joint[source, source] - following[source] - preceding[source] - alone
         self._replace(source, row, column)

@@ -28,15 +28,10 @@ Documents = list[list[str]]
 MIN_SENTENCES: Final = 3_000
 """Fewer than this, and the standard library was stripped of its documentation."""
 
-_SKIPPED_FOLDERS: Final = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "pydoc_data",
-    "_bundled",
-}
+_SKIPPED_FOLDERS: Final = frozenset(
+    # Not the library itself; tests; generated tables.
+    ("site-packages", "dist-packages", "_bundled", "pydoc_data", "test", "tests", "idle_test", "encodings")
+)
 # A twelfth of the documents each for validation and test: a twentieth would be too few sentences to measure on.
 _SPLIT_GROUP: Final = 12
 _MIN_WORDS: Final = 4

@@ -2,6 +2,7 @@
 
 import codecs
 import gzip
+import io
 import json
 import lzma
 import re
@@ -9,7 +10,7 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
@@ -130,10 +131,10 @@ def read_raw_lines(path: Path) -> Iterator[tuple[list[str], int]]:
         yield last if last[-1] else last[:-1], raw.tell()
 
 
-def _unpack(raw: BinaryIO, path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+def _unpack(raw: io.BufferedReader, path: Path) -> io.BufferedIOBase:
     if path.suffix == ".gz":
-        return gzip.open(raw)
-    return lzma.open(raw) if path.suffix == ".xz" else raw
+        return gzip.GzipFile(fileobj=raw)
+    return lzma.LZMAFile(raw) if path.suffix == ".xz" else raw
 
 
 def _unify_line_ends(text: str) -> str:

@@ -73,7 +73,7 @@ class Tokenizer:
         # A template that appends the token is the standard's own way to say which one ends a text.
         marked = tokenizers.Tokenizer.from_str(backend.to_str())
         marked.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"$A {eos}", special_tokens=[(eos, tokenizer._ids[eos])]
+            single=["$A:0", f"{eos}:0"], special_tokens=[(eos, tokenizer._ids[eos])]
         )
         return cls(marked.to_str())
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.data.tokens import Tokens
@@ -58,17 +59,17 @@ class Epoch:
                 begins = offset + np.sort(chosen)[:, None] * self.length
                 yield _as_tensor(self.tokens.ids[begins + np.arange(self.length)])
 
-    def _joined(self, random: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.integer]]:
+    def _joined(self, random: np.random.Generator) -> NDArray[Any]:
         order = random.permutation(self.tokens.num_documents)
         begins, ends = self.tokens.offsets[:-1][order], self.tokens.offsets[1:][order]
         sizes = ends - begins
         # Position i of the joined text lies in some document, (i - where that begins here) tokens into it.
         shift = begins - (np.cumsum(sizes) - sizes)
-        joined: np.ndarray[tuple[int], np.dtype[np.integer]] = self.tokens.ids[
+        joined: NDArray[Any] = self.tokens.ids[
             np.arange(len(self.tokens)) + np.repeat(shift, sizes)
         ]
         return joined
 
 
-def _as_tensor(ids: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Tensor:
+def _as_tensor(ids: NDArray[Any]) -> Tensor:
     return torch.from_numpy(ids.astype(np.int64))

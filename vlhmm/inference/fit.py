@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,30 +32,31 @@ def batches(sequences: Sequence[Tensor], tokens_at_once: int = TOKENS_AT_ONCE) -
         yield chosen, Batch(torch.nn.utils.rnn.pad_sequence(members, batch_first=True), lengths)
 
 
-def total_counts(tables: Tables, sequences: Sequence[Tensor]) -> tuple[Counts, float]:
-    """Expected counts and log p summed over the sequences; raises where one is impossible."""
+def total_counts(tables: Tables, numbered: Iterable[tuple[Sequence[int], Batch]]) -> tuple[Counts, float]:
+    """Expected counts and log p summed over numbered batches; raises where a sequence is impossible."""
     total: Counts | None = None
     log_prob = 0.0
-    for chosen, batch in batches(sequences):
+    for numbers, batch in numbered:
         counts, log_probs = expected_counts(tables, batch)
-        raise_impossible(log_probs[:, None], 0, torch.tensor(chosen, device=log_probs.device), "em")
+        raise_impossible(log_probs[:, None], 0, torch.tensor(numbers, device=log_probs.device), "em")
         total = counts if total is None else total + counts
         log_prob += float(log_probs.sum())
-    assert total is not None
+    if total is None:
+        raise ValueError("0 sequences to count, at least 1 is needed")
     return total, log_prob
 
 
-def maximized(counts: Counts, tables: Tables) -> Tables:
-    """The tables under which the counts are most likely; a row without counts stays as it is."""
+def maximized(counts: Counts, tables: Tables, pseudocount: float = 0.0) -> Tables:
+    """The tables under which the counts, each with `pseudocount` more, are most likely; a row without any stays as it is."""
     assert isinstance(tables.transition, TableTransition)
-    emission_totals = state_totals(counts.emission, tables.support)
+    start, transition, emission = (
+        values + pseudocount for values in (counts.start, counts.transition, counts.emission)
+    )
     return replace(
         tables,
-        log_start=_log_ratio(counts.start, counts.start.sum(), tables.log_start),
-        transition=TableTransition(
-            _log_ratio(counts.transition, counts.transition.sum(1, keepdim=True), tables.transition.log_prob)
-        ),
-        log_emission=_log_ratio(counts.emission, emission_totals, tables.log_emission),
+        log_start=_log_ratio(start, start.sum(), tables.log_start),
+        transition=TableTransition(_log_ratio(transition, transition.sum(1, keepdim=True), tables.transition.log_prob)),
+        log_emission=_log_ratio(emission, state_totals(emission, tables.support), tables.log_emission),
     )
 
 
@@ -91,7 +92,7 @@ def em_steps(tables: Tables, sequences: Sequence[Tensor]) -> Iterator[tuple[Tabl
     """Full-batch Baum-Welch for ever: the tables after each step, and log p of the sequences before it."""
     tables = as_table(tables)
     while True:
-        counts, log_prob = total_counts(tables, sequences)
+        counts, log_prob = total_counts(tables, batches(sequences))
         tables = maximized(counts, tables)
         yield tables, log_prob
 
@@ -108,7 +109,7 @@ def minibatch_em_steps(
     while True:
         log_prob = 0.0
         for chosen in torch.randperm(len(sequences), generator=generator).split(batch_size):
-            counts, part_log_prob = total_counts(tables, [sequences[i] for i in chosen.tolist()])
+            counts, part_log_prob = total_counts(tables, batches([sequences[i] for i in chosen.tolist()]))
             tables = mixed(maximized(counts, tables), tables, rate)
             log_prob += part_log_prob
         yield tables, log_prob

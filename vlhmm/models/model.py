@@ -57,16 +57,9 @@ class Model(nn.Module):
         self.group_of_word: Tensor
         self.states_of_group: Tensor
 
-        # Derived from the support, so not saved with it.
-        layout = word_layout(support.group_of_word, support.num_groups)
-        emitting = emitting_states(support)
-        self._bucket_shapes = layout.shapes
-        self.register_buffer("_bucket_words", layout.words, persistent=False)
-        self.register_buffer("_bucket_groups", layout.groups, persistent=False)
-        self.register_buffer("_emitting", None if emitting.all() else emitting, persistent=False)
-        self._bucket_words: Tensor
-        self._bucket_groups: Tensor
-        self._emitting: Tensor | None
+        self._lay_out()
+        # A state that is loaded can bring another support.
+        self.register_load_state_dict_post_hook(_lay_out_again)
 
         scalar = settings.parameterization == "scalar"
         self.encoder = NoEncoder(support.num_states) if scalar else StateEncoder(support.num_states, settings)
@@ -83,6 +76,19 @@ class Model(nn.Module):
         else:
             self.emission = FactoredEmission(support.num_words, settings.dim, settings.emission_bias)
         initialise(self, settings, generator)
+
+    def _lay_out(self) -> None:
+        """What follows from the support, so is not saved with it."""
+        support = self.support
+        layout = word_layout(support.group_of_word, support.num_groups)
+        emitting = emitting_states(support)
+        self._bucket_shapes = layout.shapes
+        self.register_buffer("_bucket_words", layout.words, persistent=False)
+        self.register_buffer("_bucket_groups", layout.groups, persistent=False)
+        self.register_buffer("_emitting", None if emitting.all() else emitting, persistent=False)
+        self._bucket_words: Tensor
+        self._bucket_groups: Tensor
+        self._emitting: Tensor | None
 
     @property
     def support(self) -> Support:
@@ -170,6 +176,11 @@ class Model(nn.Module):
     def _check_partition(self) -> None:
         if not self._partition:
             raise ValueError("state dropout keeps states of each block: it needs a support that is a partition")
+
+
+def _lay_out_again(model: Model, _: object) -> None:
+    # A function of the module, not a bound method: copies of a model then refer to themselves, and can be pickled.
+    model._lay_out()
 
 
 def _check(settings: ModelSettings, support: Support, reset_token: int | None) -> None:

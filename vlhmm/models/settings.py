@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
+
+from vlhmm.settings import settings_from
 
 
 @dataclass(frozen=True)
@@ -51,27 +52,4 @@ class ModelSettings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelSettings:
         """Settings that a person wrote: each name, type and choice is checked."""
-        known = get_type_hints(cls)
-        for name in values:
-            if name not in known:
-                raise ValueError(f"unknown model setting {name!r}; {_nearest(name, known)}")
-        return cls(**{name: _checked(name, value, known[name]) for name, value in values.items()})
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise ValueError(f"{name} is {value!r}; {_nearest(str(value), get_args(hint))}")
-    elif hint is float and type(value) is int:
-        # JSON and the command line write 1 for 1.0.
-        return float(value)
-    elif type(value) is not hint:
-        raise ValueError(f"{name} is {value!r}, but must be of type {hint.__name__}")
-    return value
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{suggestion}known are: {', '.join(known)}"
+        return settings_from(cls, values)

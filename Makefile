@@ -1,0 +1,39 @@
+# make demo: train on the built-in corpus and look at the result.  make test: run the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+DEV_INSTALLED := .venv/.installed-dev
+
+.PHONY: demo install test check format clean
+
+demo: $(INSTALLED)
+	$(BIN)/vlhmm demo
+
+install: $(INSTALLED)
+
+test: $(DEV_INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+check: $(DEV_INSTALLED)
+	$(BIN)/ruff format --check vlhmm tests
+	$(BIN)/ruff check vlhmm tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV_INSTALLED)
+	$(BIN)/ruff format vlhmm tests
+	$(BIN)/ruff check --fix vlhmm tests
+
+clean:
+	rm -rf .venv
+
+# The constraints pin what is installed here; the package itself asks for wide ranges.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("vlhmm needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[plot]"
+	touch $@
+
+$(DEV_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@

@@ -1,0 +1,60 @@
+"""Baum-Welch over a corpus."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_corpus, tiny_model
+
+import vlhmm
+from vlhmm.cluster import one_block
+from vlhmm.em import EMSettings, em, em_training
+from vlhmm.models import scalar_hmm
+from vlhmm.train import StepEvent
+import itertools
+
+QUICK = EMSettings(iterations=8, batch_size=8, window=16)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> vlhmm.Corpus:
+    return tiny_corpus(200)
+
+
+def scalar(corpus: vlhmm.Corpus) -> vlhmm.Model:
+    generator = torch.Generator().manual_seed(0)
+    return scalar_hmm(one_block(corpus.tokenizer.vocab_size), 6, init_scale=0.5, generator=generator)
+
+
+def losses(corpus: vlhmm.Corpus, settings: EMSettings) -> list[float]:
+    events = em_training(scalar(corpus), corpus, settings)
+    return [event.loss for event in events if isinstance(event, StepEvent)]
+
+
+def test_the_likelihood_never_falls_under_full_batches(corpus: vlhmm.Corpus) -> None:
+    found = losses(corpus, EMSettings(iterations=15, batch_size=8, window=16, pseudocount=0.0))
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(found))
+    assert found[-1] < found[0] - 0.3
+
+
+def test_mini_batches_learn_faster_per_pass(corpus: vlhmm.Corpus) -> None:
+    full = losses(corpus, QUICK)
+    mini = losses(corpus, EMSettings(iterations=8, batch_size=8, window=16, batches_per_step=1, rate=0.2))
+    assert mini[-1] < full[-1]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    whole, parts = scalar(corpus), scalar(corpus)
+    settings = EMSettings(iterations=4, batch_size=8, window=16, batches_per_step=2)
+    em(whole, corpus, settings, out=tmp_path / "whole")
+    em(parts, corpus, settings, out=tmp_path / "parts", max_seconds=0.0)
+    resumed = scalar(corpus)
+    em(resumed, corpus, settings, out=tmp_path / "parts", resume=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert vlhmm.load(tmp_path / "parts").perplexity(corpus.valid) < corpus.tokenizer.vocab_size
+
+
+def test_only_free_tables_can_be_counted(corpus: vlhmm.Corpus) -> None:
+    with pytest.raises(ValueError, match="needs free tables"):
+        em(tiny_model(corpus), corpus, QUICK)

@@ -1,0 +1,83 @@
+"""Text in, text out: each answer of the language model against the HMM it stands on."""
+
+import math
+
+import pytest
+import torch
+from tiny import tiny_corpus, tiny_model
+
+import vlhmm
+
+
+@pytest.fixture(scope="module", params=["eos", "carry"])
+def lm(request: pytest.FixtureRequest) -> vlhmm.LanguageModel:
+    corpus = tiny_corpus()
+    model = tiny_model(corpus, reset=request.param)
+    vlhmm.train(model, corpus, epochs=3, batch_size=4, window=16, checks_per_epoch=1)
+    return vlhmm.LanguageModel(model, corpus.tokenizer)
+
+
+def test_scores_add_up_over_the_next_token_probabilities(lm: vlhmm.LanguageModel) -> None:
+    words = ["the", "cat", "sees", "the", "dog"]
+    score = lm.score(" ".join(words))
+    assert [token.token for token in score.tokens] == words
+    for position, token in enumerate(score.tokens):
+        probs = dict(lm.next_tokens(" ".join(words[:position]), top=lm.tokenizer.vocab_size))
+        assert math.log(probs[token.token]) == pytest.approx(token.log_prob, abs=1e-4)
+    assert score.perplexity == pytest.approx(math.exp(-score.log_prob / 5))
+
+
+def test_next_token_probabilities_sum_to_one(lm: vlhmm.LanguageModel) -> None:
+    for text in ("", "the", "the cat sees the dog in the"):
+        assert sum(prob for _, prob in lm.next_tokens(text, top=10_000)) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_trained_model_knows_its_grammar(lm: vlhmm.LanguageModel) -> None:
+    assert {word for word, _ in lm.next_tokens("the cat", top=4)} == {"sees", "hears", "likes", "follows"}
+
+
+def test_the_posterior_names_states_that_emit_the_word(lm: vlhmm.LanguageModel) -> None:
+    for token in lm.posterior("the dog likes the bird", top=100):
+        assert sum(prob for _, prob in token.states) == pytest.approx(1, abs=1e-5)
+        best, _ = token.states[0]
+        assert token.token in [word for word, _ in lm.name_state(best.state, top=100).words]
+        assert 0 <= token.entropy <= math.log(len(token.states)) + 1e-5
+
+
+def test_the_best_path_is_at_most_as_likely_as_the_text(lm: vlhmm.LanguageModel) -> None:
+    text = "the horse follows the fish in the river"
+    path = lm.viterbi(text)
+    assert path.tokens == text.split()
+    assert len(path.states) == len(path.tokens)
+    assert path.log_prob <= lm.score(text).log_prob + 1e-5
+
+
+def test_generation_is_reproducible_and_ends_at_eos(lm: vlhmm.LanguageModel) -> None:
+    def texts() -> list[str]:
+        return lm.generate("the cat", num=20, max_tokens=30, generator=torch.Generator().manual_seed(3))
+
+    assert texts() == texts()
+    assert all(text.startswith("the cat ") for text in texts())
+    assert all("<eos>" not in text for text in texts())
+    assert len(set(texts())) > 1
+
+
+def test_the_likeliest_token_is_chosen_by_top_one(lm: vlhmm.LanguageModel) -> None:
+    (best, _), *_ = lm.next_tokens("the bird", top=1)
+    assert lm.generate("the bird", top_k=1, max_tokens=1) == [f"the bird {best}"]
+
+
+def test_bad_requests_are_refused(lm: vlhmm.LanguageModel) -> None:
+    with pytest.raises(ValueError, match="0 tokens"):
+        lm.score("")
+    with pytest.raises(ValueError, match="top is 0"):
+        lm.next_tokens("the", top=0)
+    with pytest.raises(ValueError, match="temperature is 0"):
+        lm.generate(temperature=0)
+    with pytest.raises(ValueError, match="num is 0"):
+        lm.generate(num=0)
+    with pytest.raises(ValueError, match="state is 99999"):
+        lm.name_state(99999)
+    other = tiny_corpus(1)
+    with pytest.raises(ValueError, match="tokenizer that the model was trained with"):
+        vlhmm.LanguageModel(lm.model, other.tokenizer)

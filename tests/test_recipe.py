@@ -1,0 +1,48 @@
+import pytest
+from tiny import tiny_corpus
+
+from vlhmm.recipe import PRESETS, Recipe, preset
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_a_round_trip(name: str) -> None:
+    assert Recipe.from_dict(preset(name).to_dict()) == preset(name)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds_a_model(name: str) -> None:
+    corpus = tiny_corpus(100)
+    recipe = preset(name).with_changes({"num_blocks": "5", "states_per_block": "4", "dim": "8"})
+    model = recipe.make_model(corpus, recipe.make_blocks(corpus))
+    assert model.support.num_words == corpus.tokenizer.vocab_size
+    assert (model.reset_token is None) == (recipe.blocks.reset == "carry")
+
+
+def test_settings_are_set_by_name_as_typed() -> None:
+    recipe = preset("default").with_changes(
+        {"dim": "64", "learning_rate": "3e-3", "target_network": "true", "reset": "eos", "num_blocks": "32"}
+    )
+    assert (recipe.model.dim, recipe.train.learning_rate) == (64, 3e-3)
+    assert (recipe.model.target_network, recipe.blocks.reset, recipe.blocks.num_blocks) == (True, "eos", 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("learningrate", "1", "did you mean 'learning_rate'"),
+        ("dim", "many", "dim is 'many'"),
+        ("dim", "0", "dim is 0"),
+        ("transition", "sofmax", "did you mean 'softmax'"),
+        ("target_network", "1", "true or false"),
+    ],
+)
+def test_bad_settings_are_refused(name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        preset("default").with_changes({name: text})
+
+
+def test_unknown_presets_and_sections_are_refused() -> None:
+    with pytest.raises(ValueError, match="did you mean 'default'"):
+        preset("defalt")
+    with pytest.raises(ValueError, match="unknown section 'modle'"):
+        Recipe.from_dict({"modle": {}})

@@ -1,0 +1,160 @@
+"""Training: it learns, it can be stopped and resumed to the same bits, and it stops when it breaks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_corpus, tiny_model
+
+import vlhmm
+from vlhmm.baselines import Unigram
+from vlhmm.checkpoint import FolderError, read_tensors
+from vlhmm.data.windows import Epoch
+from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.models import scalar_hmm
+from vlhmm.run_folder import RunFolder, read_log
+from vlhmm.train import CheckEvent, DivergedError, StepEvent, Stopped, TrainSettings, train, training
+
+QUICK = TrainSettings(epochs=2, batch_size=4, window=16, checks_per_epoch=2, ema=0.9, weight_decay=0.01)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> vlhmm.Corpus:
+    return tiny_corpus()
+
+
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+@pytest.mark.parametrize("reset", ["eos", "carry"])
+def test_training_beats_the_unigram(corpus: vlhmm.Corpus, transition: str, reset: str) -> None:
+    model = tiny_model(corpus, transition=transition, reset=reset)
+    stopped = train(model, corpus, QUICK, epochs=4)
+    unigram = evaluate(Unigram.of(corpus.train, corpus.tokenizer.vocab_size), corpus.valid).perplexity
+    assert stopped.reason == "finished"
+    assert stopped.best_perplexity < 0.6 * unigram
+    # The model is left with the weights of the best check.
+    ours = evaluate(HMMScorer(model.tables().detach()), corpus.valid, streams=32).perplexity
+    assert ours == pytest.approx(stopped.best_perplexity, rel=1e-6)
+
+
+def test_independent_windows_train_too(corpus: vlhmm.Corpus) -> None:
+    model = tiny_model(corpus)
+    first = evaluate(HMMScorer(model.tables().detach()), corpus.valid).perplexity
+    assert train(model, corpus, QUICK, windows="independent").best_perplexity < first
+
+
+def test_a_scalar_model_trains_by_the_same_loop(corpus: vlhmm.Corpus) -> None:
+    blocks = vlhmm.brown_clusters(
+        corpus.train, 5, eos_id=corpus.tokenizer.eos_id, vocab_size=corpus.tokenizer.vocab_size
+    )
+    model = scalar_hmm(blocks, states_per_block=4)
+    first = evaluate(HMMScorer(model.tables().detach()), corpus.valid).perplexity
+    assert train(model, corpus, QUICK, learning_rate=0.1).best_perplexity < 0.8 * first
+
+
+def events_until(step: int, model: vlhmm.Model, corpus: vlhmm.Corpus, settings: TrainSettings, out: Path) -> None:
+    """Trains and is gone after `step`, like a process that was killed."""
+    for event in training(model, corpus, settings, out=out):
+        if isinstance(event, StepEvent) and event.step == step:
+            return
+
+
+@pytest.mark.parametrize("state_dropout", [0.0, 0.5])
+@pytest.mark.parametrize("schedule", ["cosine", "plateau"])
+def test_a_resumed_run_ends_with_the_same_bits(
+    corpus: vlhmm.Corpus, tmp_path: Path, state_dropout: float, schedule: str
+) -> None:
+    settings = replace(QUICK, state_dropout=state_dropout, schedule=schedule)  # type: ignore[arg-type]
+    whole, parts = tiny_model(corpus), tiny_model(corpus)
+    train(whole, corpus, settings, out=tmp_path / "whole")
+    num_steps = train(tiny_model(corpus), corpus, settings).num_steps
+    # Killed in the first epoch between two checks, and resumed from the last checkpoint before it.
+    events_until(round(0.4 * num_steps) + 1, parts, corpus, settings, tmp_path / "parts")
+    resumed = tiny_model(corpus)
+    train(resumed, corpus, settings, out=tmp_path / "parts", resume=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    ours, theirs = (read_tensors(tmp_path / part / "training.safetensors")[0] for part in ("whole", "parts"))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    logs = [
+        [(record["kind"], record["step"], record.get("valid_perplexity")) for record in read_log(tmp_path / part)]
+        for part in ("whole", "parts")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_running_out_of_time_can_be_resumed(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    stopped = train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", max_seconds=0.0)
+    assert (stopped.reason, stopped.step) == ("time", 1)
+    assert vlhmm.load(tmp_path / "run").next_tokens("the")
+    assert train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", resume=True).reason == "finished"
+
+
+def test_a_run_is_not_resumed_with_other_settings_or_text(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", max_seconds=0.0)
+    with pytest.raises(ValueError, match=r"learning_rate = 0\.01, not 0\.5"):
+        train(tiny_model(corpus), corpus, QUICK, learning_rate=0.5, out=tmp_path / "run", resume=True)
+    other = tiny_corpus(200)
+    with pytest.raises(ValueError, match="same text"):
+        train(tiny_model(other), other, QUICK, out=tmp_path / "run", resume=True)
+
+
+def test_a_folder_that_holds_a_run_or_is_in_use_is_refused(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", max_seconds=0.0)
+    with pytest.raises(FolderError, match="already holds a run"):
+        train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run")
+    with RunFolder(tmp_path / "run", resume=True), pytest.raises(FolderError, match="in use by another process"):
+        train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", resume=True)
+
+
+def test_divergence_stops_and_keeps_the_last_good_model(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    settings = replace(QUICK, epochs=3, ema=0.0, schedule="constant", warmup=0.0)
+    model = tiny_model(corpus)
+    events = training(model, corpus, settings, out=tmp_path / "run")
+    for event in events:
+        if isinstance(event, CheckEvent):
+            break
+    with torch.no_grad():
+        model.encoder.embedding.weight.fill_(float("nan"))  # type: ignore[union-attr]
+    with pytest.raises(DivergedError, match=r"diverged at step \d+ of \d+.*last good checkpoint"):
+        for _ in events:
+            pass
+    assert vlhmm.load(tmp_path / "run").perplexity(corpus.valid) < corpus.tokenizer.vocab_size
+
+
+def test_the_log_is_json_lines_that_rise(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert {record["kind"] for record in records} == {"step", "check"}
+    steps = [record["step"] for record in records]
+    assert steps == sorted(steps)
+    assert sum(record["kind"] == "check" for record in records) == QUICK.epochs * QUICK.checks_per_epoch
+
+
+def test_events_end_with_stopped(corpus: vlhmm.Corpus) -> None:
+    events = list(training(tiny_model(corpus), corpus, QUICK))
+    assert isinstance(events[-1], Stopped)
+    assert sum(isinstance(event, StepEvent) for event in events) == events[-1].num_steps
+
+
+def test_bad_settings_are_refused_with_the_nearest_name(corpus: vlhmm.Corpus) -> None:
+    with pytest.raises(ValueError, match="did you mean 'learning_rate'"):
+        train(tiny_model(corpus), corpus, learning_rat=0.1)
+    with pytest.raises(ValueError, match="state_dropout is 1"):
+        train(tiny_model(corpus), corpus, state_dropout=1.0)
+    with pytest.raises(ValueError, match=r"tokens, but one window"):
+        train(tiny_model(corpus), corpus, batch_size=1000)
+    with pytest.raises(ValueError, match="build the model on this corpus"):
+        train(tiny_model(corpus), tiny_corpus(1), QUICK)
+
+
+def test_the_first_loss_is_the_likelihood_of_the_first_window(corpus: vlhmm.Corpus) -> None:
+    model = tiny_model(corpus)
+    window = next(Epoch(corpus.train, "carried", 4, 16, 0, 0).windows())
+    expected = -float(vlhmm.HMM(model.tables().detach()).log_prob(window).sum()) / window.numel()
+    events = training(model, corpus, replace(QUICK, state_dropout=0.0))
+    first = next(event for event in events if isinstance(event, StepEvent))
+    assert first.loss == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,114 @@
+"""The command line: typer commands over the library, and the one place where errors become messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from vlhmm import __version__
+from vlhmm.cli import corpora, demo, evaluation, info, queries, training
+from vlhmm.cli.show import message
+
+
+class _PipeClosedError(Exception):
+    """Whoever read our output has heard enough."""
+
+
+class _InterruptedError(Exception):
+    """Ctrl-C."""
+
+
+class _Commands(TyperGroup):
+    """Hands on the two exceptions that typer would otherwise treat in its own way."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError as error:
+            raise _PipeClosedError from error
+        except KeyboardInterrupt as error:
+            raise _InterruptedError from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Begin with:\n\n  vlhmm demo\n\nHelp on a command:\n\n  vlhmm train --help",
+)
+for module in (corpora, training, evaluation, queries, info, demo):
+    module.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vlhmm {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Very large hidden Markov language models: train them, score with them, look inside them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit status: 0, 2 for an error, 1 for training that diverged, 130 after Ctrl-C.
+
+    `VLHMM_DEBUG=1` shows the traceback of an error.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal without Unicode gets escapes, not a crash.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = app(arguments, prog_name="vlhmm", standalone_mode=False, obj=arguments)
+        return status if isinstance(status, int) else 0
+    except _InterruptedError:
+        message("interrupted")
+        return 130
+    except _PipeClosedError:
+        # What is left in the buffer must not be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("VLHMM_DEBUG") == "1":
+            raise
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """One line for what the user can mend; anything else is a defect of ours and is raised on."""
+    if hasattr(error, "format_message"):
+        # typer's own: an unknown option, a missing argument.
+        message(f"error: {error.format_message()}")
+        return 2
+    from vlhmm.train import DivergedError
+
+    if isinstance(error, DivergedError):
+        message(f"error: {error}")
+        return 1
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        message(f"error: {where}{error.strerror or error}")
+        return 2
+    if isinstance(error, ValueError):
+        message("error: " + " ".join(str(error).split()))
+        return 2
+    raise error

@@ -1,0 +1,87 @@
+"""Arguments and options that several commands share, and how they are read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from vlhmm.data import Corpus
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
+ModelDir = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `vlhmm train` or `lm.save` wrote.")]
+TextOrStdin = Annotated[
+    str | None,
+    typer.Argument(metavar="[TEXT]", show_default=False, help="The text; left out or `-`: stdin, one text a line."),
+]
+CorpusName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CORPUS", help="pydocs, ptb, wikitext-2, a folder made by `vlhmm prepare`, or text files of your own."
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", envvar="VLHMM_DATA", show_default=False, help="The folder that holds ptb/ and wikitext-2/."
+    ),
+]
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+DeviceOption = Annotated[Device, typer.Option("--device", help="auto: CUDA where there is one.")]
+
+
+def choose_device(device: Device) -> torch.device:
+    import torch
+
+    available = torch.cuda.is_available()
+    if device is Device.cuda and not available:
+        raise ValueError(
+            f"--device cuda, but torch {torch.__version__} finds 0 CUDA devices on this machine: use --device cpu"
+        )
+    return torch.device("cuda" if available and device is not Device.cpu else "cpu")
+
+
+def read_corpus(source: str, data_dir: Path | None) -> Corpus:
+    from vlhmm.cli.show import progress_bar
+    from vlhmm.data import load_corpus
+
+    with progress_bar(f"reading {source}", None):
+        return load_corpus(source, data_dir=data_dir)
+
+
+def texts_of(text: str | None) -> Iterator[str]:
+    """The text of the command line, or the lines of stdin; blank lines are passed over."""
+    if text is not None and text != "-":
+        yield text
+        return
+    if text is None and sys.stdin.isatty():
+        raise ValueError("no text: give it in quotes, or pipe it in, one text a line")
+    found = False
+    for line in stdin_lines():
+        if line.strip():
+            found = True
+            yield line
+    if not found:
+        raise ValueError("stdin has 0 lines of text, at least 1 is needed")
+
+
+def stdin_lines() -> Iterator[str]:
+    try:
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"stdin is not UTF-8 ({error.reason}); convert it first") from error

@@ -1,0 +1,168 @@
+"""What commands print: results to stdout, messages and progress to stderr; plain text where no terminal is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+FILE_WIDTH = 200
+"""Characters of a line where no terminal says how wide it is: a pipe has no right edge to wrap at."""
+BAR_WIDTH = 24
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Tokens are printed as they are: no markup, no highlighting, no emoji."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else FILE_WIDTH
+    return _Console(stderr=stderr, markup=False, highlight=False, emoji=False, width=width)
+
+
+def message(text: str) -> None:
+    """One line for the person, on stderr."""
+    style = "bold red" if text.startswith("error:") else None
+    console(stderr=True).print(text, style=style, soft_wrap=True)
+
+
+def line(text: str | Text = "", style: str | None = None) -> None:
+    """One line of the result."""
+    console().print(text, style=style, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line of stdout; numbers that JSON lacks are null."""
+    print(json.dumps(_finite(value), ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines; the columns named in `right` are numbers."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        shown.add_column(column, justify="right" if column in right else "left", overflow="ellipsis", no_wrap=True)
+    return shown
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> None:
+    """Names and values in two columns; a long value goes on under itself."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    shown.add_column(style="dim", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, value in rows:
+        shown.add_row(name, value)
+    console().print(shown)
+
+
+def bar(part: float, style: str = "cyan", width: int = BAR_WIDTH) -> Text:
+    """`part` of a full bar, in eighths of a character."""
+    eighths = round(max(0.0, min(1.0, part)) * width * 8)
+    if "utf" not in (console().encoding or "").lower():
+        return Text("#" * round(eighths / 8), style)
+    return Text("█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8], style)
+
+
+def short(count: float) -> str:
+    """12,345,678 as 12.3M."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if count >= limit:
+            return f"{count / limit * (10 if unit == 'k' else 1):.1f}{unit}"
+    return f"{count:,.0f}"
+
+
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
+
+
+def program() -> str:
+    """What to type to run this program again from here."""
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py":
+        return f"{_from_here(Path(sys.executable))} -m vlhmm"
+    found = shutil.which("vlhmm")
+    if script.name != "vlhmm" or (found is not None and Path(found).absolute() == script.absolute()):
+        return "vlhmm"
+    return _from_here(script)
+
+
+def _from_here(path: Path) -> str:
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+class _Left(ProgressColumn):
+    """The time that is left, in few characters."""
+
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining
+        if left is None:
+            return Text("--:-- left", style="dim")
+        minutes, seconds = divmod(round(left), 60)
+        hours, minutes = divmod(minutes, 60)
+        return Text(f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes:02d}:{seconds:02d} left")
+
+
+@contextmanager
+def progress_bar(description: str, total: float | None) -> Iterator[ProgressBar]:
+    """A bar on stderr that disappears when it is done; nothing where stderr is no terminal."""
+    shown = console(stderr=True)
+    columns = (
+        SpinnerColumn(style="cyan"),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20, complete_style="cyan", finished_style="cyan"),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[note]}", style="bold"),
+        _Left(),
+    )
+    with Progress(
+        *columns, console=shown, transient=True, disable=not shown.is_terminal, refresh_per_second=4
+    ) as progress:
+        yield ProgressBar(progress, progress.add_task(description, total=total, note=""))
+
+
+class ProgressBar:
+    """One task of a rich progress display."""
+
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    def update(self, done: float, total: float | None = None, note: str = "", description: str | None = None) -> None:
+        changes: dict[str, Any] = {"completed": done, "note": note}
+        if total is not None:
+            changes["total"] = total
+        if description is not None:
+            changes["description"] = description
+        self._progress.update(self._task, **changes)
+
+    def line(self, text: str | Text, style: str | None = None) -> None:
+        """A line above the bar, on stderr."""
+        self._progress.console.print(text, style=style, soft_wrap=True)
