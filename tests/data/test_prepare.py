@@ -56,18 +56,21 @@ def test_eos_comes_where_the_rule_says(text: Path, tmp_path: Path, eos: EosRule,
     assert corpus.train.num_documents == 21 + 18
 
 
-def test_progress_rises_to_the_whole(text: Path, tmp_path: Path) -> None:
-    steps = list(prepare_steps(text, None, tmp_path / "out"))
+@pytest.mark.parametrize(("tokenizer", "passes"), [(None, 2), (word_tokenizer(["end"]), 1)])
+def test_progress_rises_to_the_whole(text: Path, tmp_path: Path, tokenizer: Tokenizer | None, passes: int) -> None:
+    steps = list(prepare_steps(text, tokenizer, tmp_path / "out"))
     read = [step.bytes_read for step in steps]
     assert read == sorted(read)
-    assert read[-1] == steps[-1].bytes_total == sum(file.stat().st_size for file in text.iterdir())
+    assert read[-1] == steps[-1].bytes_total == passes * sum(file.stat().st_size for file in text.iterdir())
     corpus = load_corpus(tmp_path / "out")
     assert steps[-1].num_tokens == len(corpus.train) + len(corpus.valid) + len(corpus.test)
 
 
 def test_abandoned_half_way_nothing_is_left(text: Path, tmp_path: Path) -> None:
     steps = prepare_steps(text, None, tmp_path / "out")
-    next(steps)
+    while next(steps).num_tokens == 0:
+        pass
+    assert any("partial" in path.name for path in tmp_path.iterdir())
     steps.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text"]
 

@@ -79,7 +79,9 @@ def prepare(
     begun = time.monotonic()
     words = tokenizer == "word"
     with progress_bar("counting words" if words else "reading", None) as shown:
-        steps = prepare_steps(inputs, None if words else tokenizer, out, eos=eos and eos.value, valid=valid, test=test)
+        steps = prepare_steps(
+            inputs, None if words else tokenizer, out, eos=None if eos is None else eos.value, valid=valid, test=test
+        )
         for step in steps:
             rate = step.num_tokens / max(time.monotonic() - begun, 1e-9)
             note = f"{short(step.num_tokens)} tokens, {short(rate)}/s"

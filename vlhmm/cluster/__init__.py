@@ -1,7 +1,7 @@
 """Words to blocks: which words share a group of states.
 
-`bigrams` counts what stands next to what, `exchange` keeps those counts for blocks while words move, `brown` builds blocks from
-nothing, `refine` improves them, and `blocks` is the record that all of it ends in.
+`bigrams` counts what stands next to what, `exchange` keeps those counts for blocks while words move, `brown` builds
+blocks from nothing, `refine` improves them, and `blocks` is the record that all of it ends in.
 """
 
 import time
@@ -58,22 +58,23 @@ def brown_clusters(
 ) -> Blocks:
     """Blocks of words that make the blocks of adjacent words tell most about each other.
 
-    First Brown clustering, over a window for the frequent words, the others joining the best block; then exchange: words change
-    blocks, annealed from a temperature at which most are loose, and at the end only upwards. Blocks are numbered by
-    falling token count.
+    First Brown clustering, over a window for the frequent words, the others joining the best block; then exchange:
+    words change blocks, annealed from a temperature at which most are loose, and at the end only upwards. Blocks are
+    numbered by falling token count.
 
     `num_blocks` counts every block. What `eos` does:
     - own: EOS has the last block to itself, the other words share `num_blocks - 1`;
     - word: EOS is a word like any other, with neighbours on both sides (the lines are read as one text);
-    - last: the words are clustered without EOS, from the bigrams within lines; EOS then joins the last block, the rarest;
+    - last: the words are clustered without EOS, from the bigrams within lines; EOS then joins the last block, which
+      has the fewest tokens;
     - none: the same, and EOS is put where words that never occur are put: into the block of most words.
 
-    Without `eos_id` it is the last token of a split; an array of ids has to say it. Without `vocab_size` the words are those up to
-    the largest id.
+    Without `eos_id` it is the last token of a split; an array of ids has to say it. Without `vocab_size` the words are
+    those up to the largest id.
 
-    `information` is the figure in nats that was maximised, from the same bigrams. The same seed gives the same blocks; with
-    `max_seconds` a slow machine cools faster, and its blocks may differ. The limit is for the refinement: counting and
-    Brown clustering come first and are not cut short.
+    `information` is the figure in nats that was maximised, from the same bigrams. On one machine the same seed gives
+    the same blocks; with `max_seconds` a busy one cools faster, and its blocks may differ. The limit is for the
+    refinement: counting and Brown clustering come first and are not cut short.
     """
     clock = Clock.start(max_seconds)
     ids = flat_ids(tokens)
@@ -92,8 +93,8 @@ def brown_clusters(
             f"ask for at most {len(clustered) + num_blocks - open_blocks} blocks"
         )
 
-    # Ranked by count, so that words met together in a sweep are about equally frequent. EOS, when it is counted but stays
-    # where it is, stands after them.
+    # Ranked by count, so that words met together in a sweep are about equally frequent. EOS, when it is counted but
+    # stays where it is, stands after them.
     counts = bigrams.count_as_left + bigrams.count_as_right
     by_count = clustered[np.argsort(-counts[clustered], kind="stable")]
     seen = by_count[: np.count_nonzero(counts[by_count])]

@@ -65,8 +65,11 @@ class Bigrams:
 def count_bigrams(
     tokens: TokenSource, *, eos: Eos = "own", eos_id: int | None = None, vocab_size: int | None = None
 ) -> Bigrams:
-    """Pairs of adjacent tokens. None joins the last word of a line to the first of the next: where `eos` is own or word, EOS
-    stands between them and is counted with both; where it is last or none, EOS is left out and the pairs end with the line."""
+    """How often each pair of tokens is adjacent.
+
+    No pair joins the last word of a line to the first of the next: where `eos` is own or word, EOS stands between them
+    and is counted with both; where it is last or none, EOS is left out and the pairs end with the line.
+    """
     ids = flat_ids(tokens)
     size = _vocab_size(ids, eos_id, vocab_size)
     keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -86,8 +89,9 @@ def count_bigrams(
 def mutual_information(
     source: Bigrams | TokenSource, block_of_word: Ints, *, eos: Eos = "own", eos_id: int | None = None
 ) -> float:
-    """sum over blocks a, b of p(a, b) log p(a, b) / (p(a, .) p(., b)), in nats; all three from the bigrams. 0 without any.
+    """sum over blocks a, b of p(a, b) log p(a, b) / (p(a, .) p(., b)), in nats; all three from the bigrams.
 
+    It is 0 where there are none.
     `eos` and `eos_id` say how tokens become bigrams (see `count_bigrams`); ready-made bigrams ignore them.
     """
     block_of_word = np.asarray(block_of_word)

@@ -60,7 +60,8 @@ class Blocks:
         counts = np.asarray(counts)
         if len(tokens) != self.vocab_size or counts.shape != (self.vocab_size,):
             raise ValueError(
-                f"{self.vocab_size} words have a block, but {len(tokens)} names and counts of shape {counts.shape} were given"
+                f"{self.vocab_size} words have a block, but {len(tokens)} names and counts of shape {counts.shape} "
+                "were given"
             )
         _ids_of(tokens)
         order = np.lexsort((np.arange(self.vocab_size), -counts.astype(np.int64), self.block_of_word))

@@ -1,8 +1,8 @@
 """Brown clustering: every word starts as a block, the two blocks whose union costs least information are merged.
 
-As usual (Liang 2005) over a window: the most frequent words are the first blocks; then, word by word in order of count, the
-next one is added as a block and the best pair merged. Unlike there, words not yet added count too, as one block that
-cannot be merged, so that all costs are costs to the information of the whole text.
+As usual (Liang 2005) over a window: the most frequent words are the first blocks; then, word by word in order of count,
+the next one is added as a block and the best pair merged. Unlike there, words not yet added count too, as one block
+that cannot be merged, so that all costs are costs to the information of the whole text.
 
 The pair merged soon always has the new word in it: a rare word costs less to place than two large blocks to unite. The
 window is kept for the first words only; later ones join, a few at a time, the block that keeps most information.
@@ -37,7 +37,7 @@ def agglomerate(state: Exchange) -> None:
 
 
 def _merge_in_window(state: Exchange, num_words: int) -> Ints:
-    """Slots of all words once the first `num_words` are in blocks: a block, or the slot of the word apart, or that of waiting."""
+    """Slots of all words once the first `num_words` are in blocks; the others are apart or wait."""
     blocks = state.open_blocks
     # Slots: the blocks, the newcomer, the word that stays apart (perhaps none), the words still waiting.
     newcomer, apart, waiting = blocks, blocks + 1, blocks + 2
@@ -63,8 +63,9 @@ def _merge_in_window(state: Exchange, num_words: int) -> Ints:
 class Window:
     """Bigram counts of the slots, and what merging two of them would cost.
 
-    With h(x, y) = f(x) + f(y) - f(x + y) and f(n) = n log n, `shared[a, b]` = sum_g h(n(a, g), n(b, g)) + h(n(g, a), n(g, b)) is
-    most of that cost. h is 0 where a count is 0, so a new row or column changes few of the sums; they are kept up to date.
+    With h(x, y) = f(x) + f(y) - f(x + y) and f(n) = n log n, most of that cost is
+    `shared[a, b]` = sum_g h(n(a, g), n(b, g)) + h(n(g, a), n(g, b)). h is 0 where a count is 0, so a new row or column
+    changes few of the sums; they are kept up to date.
     """
 
     def __init__(self, state: Exchange, slot_of_word: Ints, num_slots: int) -> None:

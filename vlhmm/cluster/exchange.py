@@ -1,12 +1,13 @@
 """Exchange: move words between blocks, one at a time or a few rare ones together, to raise the information.
 
-With n(a, b) the bigrams of blocks a and b, and f(n) = n log n, information times the number of bigrams is, but for a constant,
+With n(a, b) the bigrams of blocks a and b, and f(n) = n log n, the information times the number of bigrams is, but for
+a constant,
 
     F = sum_ab f(n(a, b)) - sum_a f(n(a, .)) - sum_b f(n(., b)).
 
-Moving word w into block b adds w's bigrams to row and column b, so the change of F needs one row and one column of n for each
-block that w is next to. Counts next to a rare word are mostly small: for these f(n + 1) - f(n), ..., f(n + 8) - f(n)
-are tabulated for all n, and the gains of many words are sums of rows of that table.
+Moving word w into block b adds w's bigrams to row and column b, so the change of F needs one row and one column of n
+for each block that w is next to. Counts next to a rare word are mostly small: for these f(n + 1) - f(n), ...,
+f(n + 8) - f(n) are tabulated for all n, and the gains of many words are sums of rows of that table.
 """
 
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Neighbours:
 class Exchange:
     """A partition of words that are ranked by count, and the bigram counts of its blocks, kept in step.
 
-    The first `num_movable` words move among the first `open_blocks` blocks; a word after them has the last block to itself.
+    The first `num_movable` words move among the first `open_blocks` blocks; a word after them has the last block to
+    itself.
     """
 
     def __init__(self, bigrams: Bigrams, num_movable: int, open_blocks: int) -> None:
@@ -80,8 +82,8 @@ class Exchange:
         self.num_blocks = num_blocks
         self.block_of_word = block_of_word.copy()
         self.joint = self.bigrams.joint(block_of_word, num_blocks)
-        # Both of n and its transpose, so that a column is read as fast as a row: entry b of line g is n(b, g), entry b of line
-        # num_blocks + g is n(g, b).
+        # Both n and its transpose, so that a column is read as fast as a row: entry b of line g is n(b, g), entry b of
+        # line num_blocks + g is n(g, b).
         self._lines = np.empty((2, num_blocks, num_blocks))
         self._f_lines = np.empty_like(self._lines)
         self._increments = np.empty((TABULATED, 2, num_blocks, num_blocks), np.float32)
@@ -208,7 +210,7 @@ class Exchange:
         return stretches
 
     def can_leave(self, words: Ints) -> npt.NDArray[np.bool_]:
-        """Which of these words can leave their blocks together without emptying one: where all would go, the first stays."""
+        """Which of these words can leave their blocks together. Where that would empty one, its first stays."""
         keep = np.ones(len(words), bool)
         old = self.block_of_word[words]
         leaving = np.bincount(old, minlength=self.num_blocks)

@@ -94,8 +94,8 @@ def anneal(
 ) -> None:
     """Draws a block for each word, with probability proportional to exp(gain / (temperature count)).
 
-    A word's gain grows with its count. Were the temperature the same for all, the frequent words, which decide what the blocks
-    are about, would be frozen while the rare ones still boil.
+    A word's gain grows with its count. Were the temperature the same for all, the frequent words, which decide what the
+    blocks are about, would be frozen while the rare ones still boil.
     """
     for start, stop in batches:
         if clock.spent() >= ANNEALING:

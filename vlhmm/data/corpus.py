@@ -138,26 +138,38 @@ def eos_rule(tokenizer: Tokenizer) -> EosRule:
     return "line" if tokenizer.word_level else "document"
 
 
-def word_vocabulary(batches: Iterable[SplitBatch], min_count: int) -> Tokenizer:
-    """The words of the training text; those rarer than `min_count` only where the text has its own `<unk>`."""
-    counts: Counter[str] = Counter()
-    num_lines = 0
-    for batch in batches:
-        if batch.split == "train":
-            for line in batch.lines:
-                if line is not None:
-                    counts.update(line.split())
-                    num_lines += 1
-        if len(counts) > MAX_WORD_TYPES:
+class WordCounter:
+    """Counts the words of the training text, a batch at a time, for a vocabulary."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._num_lines = 0
+
+    def add(self, batch: SplitBatch) -> None:
+        if batch.split != "train":
+            return
+        for line in batch.lines:
+            if line is not None:
+                self._counts.update(line.split())
+                self._num_lines += 1
+        if len(self._counts) > MAX_WORD_TYPES:
             raise ValueError(
                 f"more than {MAX_WORD_TYPES} different words; use a subword tokenizer for a text of this size"
             )
-    return word_tokenizer(counts, eos_count=num_lines, min_count=1 if UNK in counts else min_count)
+
+    def tokenizer(self, min_count: int) -> Tokenizer:
+        """Words rarer than `min_count` are in it only where the text has its own `<unk>`."""
+        min_count = 1 if UNK in self._counts else min_count
+        return word_tokenizer(self._counts, eos_count=self._num_lines, min_count=min_count)
 
 
 def _build(name: str, read: Reader, tokenizer: Tokenizer | None, min_count: int, note: str = "") -> Corpus:
     """A corpus in memory."""
-    tokenizer = tokenizer or word_vocabulary(read(), min_count)
+    if tokenizer is None:
+        counter = WordCounter()
+        for batch in read():
+            counter.add(batch)
+        tokenizer = counter.tokenizer(min_count)
     encoder = LineEncoder(tokenizer, eos_rule(tokenizer))
     encoded: dict[Split, list[Encoded]] = {split: [] for split in SPLITS}
     for batch in read():

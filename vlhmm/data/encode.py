@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from vlhmm.data.tokenizer import Tokenizer
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 EosRule = Literal["line", "document", "none"]
 
@@ -17,16 +18,18 @@ SPACE: Final = "▁"
 # Lines have no line ends in them, so this unit can never be text.
 _EOS_UNIT: Final = "\n"
 _WORDS_A_TEXT: Final = 1 << 10
-_MAX_CACHED_UNITS: Final = 1 << 20
-_MAX_CACHED_CHARS: Final = 1 << 25
+_CHARS_AT_A_TIME: Final = 1 << 17
+# Bounds of the cache's memory: some 300 MB.
+_MAX_CACHED_UNITS: Final = 3 << 18
+_MAX_CACHED_CHARS: Final = 1 << 24
 # Python takes these for white space, the tokenizers' backend does not.
 _SEPARATORS: Final = "\x1c\x1d\x1e\x1f"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    ids: npt.NDArray[np.int64]
-    document_ends: npt.NDArray[np.int64]
+    ids: Int32s
+    document_ends: Int64s
     """In tokens from the beginning of `ids`."""
     words: int
     bytes: int
@@ -98,7 +101,7 @@ class _UnitCache(dict[str, int]):
         self._tokenizer = tokenizer
         self._new: list[str] = []
         self._num_chars = 0
-        self._ids = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], np.int64)
+        self._ids = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], np.int32)
         # Unit i has the ids from starts[i] on, lengths[i] of them.
         self._starts = np.zeros(1, np.int64)
         self._lengths = np.array([len(self._ids)], np.int64)
@@ -109,7 +112,7 @@ class _UnitCache(dict[str, int]):
     def full(self) -> bool:
         return len(self) > _MAX_CACHED_UNITS or self._num_chars > _MAX_CACHED_CHARS
 
-    def look_up(self, units: list[str]) -> tuple[Int64s, Int64s]:
+    def look_up(self, units: list[str]) -> tuple[Int32s, Int64s]:
         """The ids of all units one after the other, and how many each has."""
         numbers = np.fromiter(map(self.__getitem__, units), np.int64, len(units))
         if self._new:
@@ -131,27 +134,41 @@ class _UnitCache(dict[str, int]):
         are_words = np.fromiter((self._begins_word is not None and is_word(unit) for unit in new), bool, len(new))
         lengths = np.empty(len(new), np.int64)
         word_ids, lengths[are_words] = self._encode_words(new[are_words].tolist())
-        encoded = self._tokenizer.encode_batch(new[~are_words].tolist())
-        lengths[~are_words] = [len(unit) for unit in encoded]
+        other_ids, lengths[~are_words] = _encode_texts(self._tokenizer, new[~are_words].tolist())
         starts = np.empty(len(new), np.int64)
         for chosen, begin in ((are_words, 0), (~are_words, len(word_ids))):
             starts[chosen] = len(self._ids) + begin + np.cumsum(lengths[chosen]) - lengths[chosen]
         self._starts = np.concatenate([self._starts, starts])
         self._lengths = np.concatenate([self._lengths, lengths])
-        self._ids = np.concatenate([self._ids, word_ids, *(np.array(unit, np.int64) for unit in encoded)])
+        self._ids = np.concatenate([self._ids, word_ids, other_ids])
 
-    def _encode_words(self, words: list[str]) -> tuple[Int64s, Int64s]:
+    def _encode_words(self, words: list[str]) -> tuple[Int32s, Int64s]:
         """The ids of all words one after the other, and how many each has."""
         if self._begins_word is None or not words:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+            return np.empty(0, np.int32), np.empty(0, np.int64)
         texts = [" ".join(words[i : i + _WORDS_A_TEXT]) for i in range(0, len(words), _WORDS_A_TEXT)]
-        ids = np.concatenate([np.array(unit, np.int64) for unit in self._tokenizer.encode_batch(texts)])
+        ids, _ = _encode_texts(self._tokenizer, texts)
         begins = np.flatnonzero(self._begins_word[ids])
         if len(begins) != len(words):
             raise RuntimeError(
                 f"{len(words)} words gave {len(begins)} beginnings of words; the tokenizer is inconsistent"
             )
         return ids, np.diff(begins, append=len(ids))
+
+
+def _encode_texts(tokenizer: Tokenizer, texts: list[str]) -> tuple[Int32s, Int64s]:
+    """The ids of all texts one after the other, and how many each has.
+
+    A few texts at a time: the backend takes a hundred bytes for a token, an array four.
+    """
+    parts = [np.empty(0, np.int32)]
+    begin = num_chars = 0
+    for end, text in enumerate(texts, start=1):
+        num_chars += len(text)
+        if num_chars >= _CHARS_AT_A_TIME or end == len(texts):
+            parts += [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts[begin:end])]
+            begin, num_chars = end, 0
+    return np.concatenate(parts), np.array([len(part) for part in parts[1:]], np.int64)
 
 
 def is_word(unit: str) -> bool:

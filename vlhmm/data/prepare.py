@@ -17,10 +17,10 @@ from vlhmm.data.corpus import (
     MANIFEST_VERSION,
     TEXT_MIN_COUNT,
     Corpus,
+    WordCounter,
     corpus_hash,
     eos_rule,
     load_prepared,
-    word_vocabulary,
 )
 from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.sources import SPLITS, Split
@@ -39,7 +39,7 @@ class Progress:
     """How far `prepare_steps` has come."""
 
     bytes_read: int
-    """Of the files as they lie on disk."""
+    """Of the files as they lie on disk; text whose words are counted first is read twice."""
     bytes_total: int
     num_tokens: int
 
@@ -67,7 +67,7 @@ def prepare_steps(
     eos: EosRule | None = None,
     valid: StrPath | None = None,
     test: StrPath | None = None,
-) -> Iterator[Progress]:
+) -> Generator[Progress, None, None]:
     """Writes text files or folders of them as a corpus into the new folder `out`, a step per batch of text.
 
     Splits, documents and EOS are as in `load_corpus`; `eos` asks for another rule: EOS after every line, every document,
@@ -81,8 +81,16 @@ def prepare_steps(
         raise ValueError("1 of the 2 held-out texts given; name both valid and test, or neither")
     paths = [Path(inputs)] if isinstance(inputs, str | os.PathLike) else [Path(path) for path in inputs]
     text = find_text(paths, None if valid is None or test is None else (Path(valid), Path(test)))
+    size = text.size
+    counted = 0
     if tokenizer is None:
-        tokenizer = word_vocabulary(_in_thread(text.batches()), TEXT_MIN_COUNT)
+        counter = WordCounter()
+        with closing(_in_thread(text.batches())) as batches:
+            for batch in batches:
+                counter.add(batch)
+                yield Progress(batch.bytes_read, 2 * size, 0)
+        tokenizer = counter.tokenizer(TEXT_MIN_COUNT)
+        counted = size
     elif not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(tokenizer)
     rule = eos or eos_rule(tokenizer)
@@ -90,7 +98,8 @@ def prepare_steps(
     partial = partial_name(out)
     try:
         partial.mkdir(parents=True)
-        yield from _write_tokens(text, encoder, tokenizer, partial)
+        for step in _write_tokens(text, encoder, tokenizer, partial):
+            yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
         tokenizer.save(partial / "tokenizer.json")
         _write_manifest(partial, out.name, tokenizer, rule)
         partial.replace(out)

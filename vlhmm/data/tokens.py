@@ -37,7 +37,7 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tokens:
     """Documents one after the other: document i is `ids[offsets[i]:offsets[i + 1]]`."""
 
@@ -72,6 +72,9 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self):,} tokens, {self.num_documents:,} documents, {self.ids.dtype})"
 
     @property
     def num_documents(self) -> int:

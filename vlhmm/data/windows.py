@@ -65,9 +65,7 @@ class Epoch:
         sizes = ends - begins
         # Position i of the joined text lies in some document, (i - where that begins here) tokens into it.
         shift = begins - (np.cumsum(sizes) - sizes)
-        joined: NDArray[Any] = self.tokens.ids[
-            np.arange(len(self.tokens)) + np.repeat(shift, sizes)
-        ]
+        joined: NDArray[Any] = self.tokens.ids[np.arange(len(self.tokens)) + np.repeat(shift, sizes)]
         return joined
 
 

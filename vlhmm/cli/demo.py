@@ -1,0 +1,136 @@
+"""`vlhmm demo`: from nothing to a model one can look into, in three minutes."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from vlhmm.cli import options
+from vlhmm.cli.options import DeviceOption, Json, choose_device, read_corpus
+from vlhmm.cli.show import console, duration, line, message, print_json, program, table
+
+if TYPE_CHECKING:
+    from vlhmm.data import Corpus
+
+NUM_SENTENCES, SENTENCE_TOKENS = 10, 40
+SHOWN_WORDS = (6, 12)
+"""The sentence with its states has at least and at most so many words."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Examples:\n\n  vlhmm demo\n\n  vlhmm demo --data letters.txt --out runs/letters")(demo)
+
+
+def demo(
+    context: typer.Context,
+    data: Annotated[
+        str, typer.Option("--data", metavar="CORPUS", help="The text; pydocs is Python's own documentation.")
+    ] = "pydocs",
+    out: Annotated[Path, typer.Option("--out", help="The folder; a number is added where it exists already.")] = Path(
+        "runs/demo"
+    ),
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting of the preset; repeat it.")
+    ] = None,
+    device: DeviceOption = options.Device.auto,
+    as_json: Json = False,
+) -> int:
+    """Train on Python's own documentation, and look at the result."""
+    from vlhmm.cli.run import Plan, train_and_report
+    from vlhmm.cli.training import Asked
+
+    begun = time.monotonic()
+    recipe = Asked("demo", None, tuple(changes or ()), None).recipe()
+    folder = _fresh(out)
+    corpus = read_corpus(data, None)
+    status, results = train_and_report(
+        Plan(recipe, data, None),
+        corpus,
+        folder,
+        device=choose_device(device),
+        command=f"vlhmm {shlex.join(context.obj or [])}",
+    )
+    if status:
+        return status
+    if as_json:
+        print_json({"folder": str(folder), **results})
+        return 0
+    _show_perplexity(results, corpus)
+    _show_model(folder, corpus)
+    _show_next_steps(folder, results)
+    message(f"all in {duration(time.monotonic() - begun)}")
+    return 0
+
+
+def _fresh(out: Path) -> Path:
+    """`out`, or the first of out-2, out-3, ... that does not exist."""
+    names = (out if number == 1 else out.with_name(f"{out.name}-{number}") for number in count(1))
+    return next(name for name in names if not name.exists())
+
+
+def _heading(text: str) -> None:
+    line()
+    line(text, style="bold")
+
+
+def _show_perplexity(results: dict[str, Any], corpus: Corpus) -> None:
+    _heading(
+        f"Perplexity on text the model has not seen: {corpus.name}, {corpus.note or 'your text'} ({corpus.short_hash})"
+    )
+    shown = table("model", "valid", "test", right=("valid", "test"))
+    for name, scores in results["perplexity"].items():
+        label = f"HMM, {results['num_states']:,} states" if name == "HMM" else name
+        style = "bold green" if name == "HMM" else ""
+        shown.add_row(Text(label, style), Text(f"{scores['valid']:,.1f}", style), Text(f"{scores['test']:,.1f}", style))
+    console().print(shown)
+
+
+def _show_model(folder: Path, corpus: Corpus) -> None:
+    import torch
+
+    from vlhmm.cli.queries import print_path
+    from vlhmm.lm import load
+
+    lm = load(folder)
+    _heading("Ten sentences from the model")
+    generator = torch.Generator().manual_seed(0)
+    for text in lm.generate(num=NUM_SENTENCES, max_tokens=SENTENCE_TOKENS, generator=generator):
+        line(" ".join(text.splitlines()))
+    _heading("A sentence of the test text, and the words of the states it most likely came from")
+    print_path(lm.viterbi(_sentence(corpus)))
+
+
+def _sentence(corpus: Corpus) -> str:
+    """The first line of the test text that is neither short nor long and has no unknown word."""
+    tokenizer = corpus.tokenizer
+    words: list[int] = []
+    for token in corpus.test.ids.tolist():
+        if token != tokenizer.eos_id:
+            words.append(token)
+            continue
+        if SHOWN_WORDS[0] <= len(words) <= SHOWN_WORDS[1] and tokenizer.unk_id not in words:
+            return tokenizer.decode(words)
+        words = []
+    return tokenizer.decode(corpus.test.ids[: SHOWN_WORDS[1]].tolist())
+
+
+def _show_next_steps(folder: Path, results: dict[str, Any]) -> None:
+    _heading("Saved")
+    line(f"{folder}  the model and its training run")
+    if results["learning_curve"]:
+        line(f"{results['learning_curve']}  the learning curve")
+    _heading("What to type next")
+    for command in (
+        f'score {folder} "return the name of the file"',
+        f'next {folder} "return the name of the"',
+        f'posterior {folder} "the file is not open"',
+        f'generate {folder} --prompt "return a" --num 5',
+        f"info {folder}",
+    ):
+        line(f"  {program()} {command}")

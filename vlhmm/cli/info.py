@@ -1,0 +1,141 @@
+"""`vlhmm info`: what is in a model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vlhmm.cli.options import Json, ModelDir
+from vlhmm.cli.show import console, duration, facts, line, print_json, table
+
+if TYPE_CHECKING:
+    from vlhmm.lm import LanguageModel
+
+SAMPLE_BLOCKS, SAMPLE_WORDS = 6, 6
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Examples:\n\n  vlhmm info runs/demo\n\n  vlhmm info runs/demo --json | jq .num_states")(info)
+
+
+def info(folder: ModelDir, as_json: Json = False) -> None:
+    """What a model is, what it was trained on, how training went, and a look at its states."""
+    from vlhmm.lm import load
+    from vlhmm.run_folder import read_log
+
+    lm = load(folder)
+    support, about = lm.model.support, lm.about
+    training = _training_summary(read_log(folder), folder)
+    samples = _sample_states(lm)
+    if as_json:
+        print_json(
+            {
+                "num_states": support.num_states,
+                "num_blocks": support.num_groups,
+                "states_per_word": support.states_per_word,
+                "num_parameters": lm.model.num_parameters,
+                "vocab_size": lm.tokenizer.vocab_size,
+                "tokenizer_hash": lm.tokenizer.hash,
+                "reset_token": lm.model.reset_token,
+                "model": lm.model.settings.to_dict(),
+                "about": about,
+                "training": training,
+                "samples": samples,
+            }
+        )
+        return
+    corpus = about.get("corpus", {})
+    at_eos = "carried over EOS" if lm.model.reset_token is None else "drawn anew after EOS"
+    rows = [
+        ("states", f"{support.num_states:,} in {support.num_groups:,} blocks of {support.states_per_word:,}, {at_eos}"),
+        ("parameters", f"{lm.model.num_parameters:,}"),
+        ("words", f"{lm.tokenizer.vocab_size:,}, tokenizer {lm.tokenizer.hash[:12]}"),
+        ("model", _settings(lm.model.settings.to_dict())),
+    ]
+    if corpus:
+        rows.append(("corpus", f"{corpus['name']} {corpus['note']} ({corpus['hash'][:12]})"))
+    if "train" in about:
+        rows.append(("training", _settings(about["train"])))
+    rows += _training_rows(training)
+    facts(rows)
+    line()
+    shown = table("block", "words", "most frequent", "one of its states", right=("block", "words"))
+    for sample in samples:
+        words = " ".join(f"{word['word']} {word['prob']:.2f}" for word in sample["words"])
+        shown.add_row(
+            str(sample["block"]),
+            f"{sample['num_words']:,}",
+            " ".join(sample["frequent"]),
+            f"{sample['state']}: {words}",
+        )
+    console().print(shown)
+
+
+def _settings(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _training_summary(log: list[dict[str, Any]], folder: Path) -> dict[str, Any] | None:
+    import json
+
+    from vlhmm.cli.run import RESULTS
+
+    checks = [record for record in log if record["kind"] == "check"]
+    if not checks:
+        return None
+    last, best = checks[-1], min(checks, key=lambda record: float(record["valid_perplexity"]))
+    summary: dict[str, Any] = {
+        "step": last["step"],
+        "num_steps": last["num_steps"],
+        "tokens": last["tokens"],
+        "best_valid_perplexity": best["valid_perplexity"],
+        "best_step": best["step"],
+        "first_valid_perplexity": checks[0]["valid_perplexity"],
+    }
+    if (folder / RESULTS).exists():
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        summary |= {name: results[name] for name in ("stopped", "train_seconds", "device", "seed", "command")}
+        summary["perplexity"] = results.get("perplexity")
+    return summary
+
+
+def _training_rows(training: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if training is None:
+        return []
+    seconds = (
+        f" in {duration(training['train_seconds'])} on {training['device']}" if "train_seconds" in training else ""
+    )
+    rows = [
+        ("trained", f"{training['step']:,} of {training['num_steps']:,} steps, {training['tokens']:,} tokens{seconds}"),
+        (
+            "valid",
+            f"perplexity {training['best_valid_perplexity']:,.1f} at step {training['best_step']:,}, "
+            f"{training['first_valid_perplexity']:,.1f} at the first check",
+        ),
+    ]
+    if perplexity := training.get("perplexity"):
+        rows.append(("test", "perplexity " + ", ".join(f"{name} {by['test']:,.1f}" for name, by in perplexity.items())))
+    return rows
+
+
+def _sample_states(lm: LanguageModel) -> list[dict[str, Any]]:
+    """A few blocks, spread over all, each with one of its states."""
+    support = lm.model.support
+    step = max(1, support.num_groups // SAMPLE_BLOCKS)
+    samples = []
+    for block in list(range(0, support.num_groups, step))[:SAMPLE_BLOCKS]:
+        words = (support.group_of_word == block).nonzero().flatten().tolist()
+        named = lm.name_state(int(support.states_of_group[block, support.states_per_word // 2]), top=4)
+        samples.append(
+            {
+                "block": block,
+                "num_words": len(words),
+                # Tokenizers number frequent words first.
+                "frequent": [lm.tokenizer.token(word) for word in words[:SAMPLE_WORDS]],
+                "state": named.state,
+                "words": [{"word": word, "prob": prob} for word, prob in named.words],
+            }
+        )
+    return samples

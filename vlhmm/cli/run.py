@@ -1,0 +1,309 @@
+"""One training run as the command line makes it: plan, blocks, events on the screen, figures at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.text import Text
+
+from vlhmm import __version__
+from vlhmm.baselines import Uniform, Unigram
+from vlhmm.cli.corpora import make_blocks
+from vlhmm.cli.show import ProgressBar, message, program, progress_bar, short
+from vlhmm.cluster import Blocks, word_counts
+from vlhmm.data import Corpus, Tokenizer, Tokens
+from vlhmm.data.atomic import atomic_write
+from vlhmm.data.windows import Epoch
+from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
+from vlhmm.models import Model
+from vlhmm.plot import learning_curve
+from vlhmm.recipe import Recipe
+from vlhmm.run_folder import RunFolder, read_log
+from vlhmm.train import CheckEvent, Event, StepEvent, Stopped, training
+
+RECIPE, BLOCKS, RESULTS, CURVE = "recipe.json", "blocks.tsv", "results.json", "learning_curve.png"
+SMOOTHING = 0.98
+"""Of the loss on the bar: an average over some fifty steps."""
+TILE_COPIES = 4
+"""Logits, log-probabilities, probabilities and their gradient are held at once for every tile of a window."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run folder remembers, so that it can be resumed by name alone."""
+
+    recipe: Recipe
+    source: str
+    """The corpus as the command line named it."""
+    data_dir: Path | None
+
+    def save(self, folder: Path) -> None:
+        # A path must be found again from another working directory.
+        source = str(Path(self.source).absolute()) if Path(self.source).exists() else self.source
+        values = {
+            "corpus": source,
+            "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
+            "recipe": self.recipe.to_dict(),
+        }
+        atomic_write(folder / RECIPE, json.dumps(values, indent=2).encode())
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """What `Plan.save` wrote; None if the run never got so far."""
+    path = folder / RECIPE
+    if not path.exists():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        data_dir = values["data_dir"]
+        recipe = Recipe.from_dict(values["recipe"])
+        return Plan(recipe, values["corpus"], None if data_dir is None else Path(data_dir))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): it was edited or is of another version") from error
+
+
+def training_steps(recipe: Recipe, corpus: Corpus) -> int:
+    settings = recipe.train
+    epoch = Epoch(corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, 0)
+    epoch.check()
+    return settings.epochs * epoch.num_windows
+
+
+def estimated_bytes(recipe: Recipe, model: Model) -> int:
+    """Weights with all that belongs to them, and the transition tiles of one window: a rough figure."""
+    settings, support = recipe.train, model.support
+    # Weights, gradient, two moments of Adam, the best weights so far; the average of weights.
+    weights = model.num_parameters * (5 + bool(settings.ema))
+    kept = support.states_per_word - int(support.states_per_word * settings.state_dropout)
+    tiles = min(settings.batch_size * settings.window, support.num_groups**2)
+    return 4 * (weights + TILE_COPIES * tiles * kept**2)
+
+
+def train_and_report(
+    plan: Plan,
+    corpus: Corpus,
+    out: Path,
+    *,
+    blocks_file: Path | None = None,
+    device: torch.device,
+    resume: bool = False,
+    max_seconds: float | None = None,
+    tensorboard: bool = False,
+    command: str,
+) -> tuple[int, dict[str, Any]]:
+    """Trains and leaves results.json in the folder; the exit status and what is in that file."""
+    # Another process or an earlier run is refused before words are clustered; the lock is taken again for training.
+    with RunFolder(out, resume):
+        pass
+    write_scalar = _tensorboard(out) if tensorboard else None
+    blocks = _blocks(plan.recipe, corpus, out, blocks_file, resume)
+    model = plan.recipe.make_model(corpus, blocks).to(device)
+    message(
+        f"{corpus.name} {corpus.note} ({corpus.short_hash}): {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words; "
+        f"{model.support.num_states:,} states in {blocks.num_blocks} blocks, {model.num_parameters:,} parameters; {device}"
+    )
+
+    def write_plan() -> None:
+        plan.save(out)
+        blocks.save(out / BLOCKS, corpus.tokenizer.tokens(), word_counts(corpus.train, corpus.tokenizer.vocab_size))
+
+    events = training(model, corpus, plan.recipe.train, out=out, resume=resume, max_seconds=max_seconds)
+    stopped = _watch(events, None if resume and (out / RECIPE).exists() else write_plan, write_scalar, plan.recipe)
+    results: dict[str, Any] = {
+        "stopped": stopped.reason,
+        "step": stopped.step,
+        "num_steps": stopped.num_steps,
+        "train_seconds": stopped.seconds + (_earlier_seconds(out) if resume else 0.0),
+        "best_check_perplexity": stopped.best_perplexity,
+        "num_states": model.support.num_states,
+        "num_parameters": model.num_parameters,
+        "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
+        "seed": plan.recipe.train.seed,
+        "device": _device_name(device),
+        "command": command,
+        "vlhmm": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if stopped.reason == "interrupted":
+        _write_results(out, results)
+        message(
+            f"stopped at step {stopped.step:,} of {stopped.num_steps:,}; go on with: {program()} train --out {out} --resume"
+        )
+        return 130, results
+    results.update(_final_figures(model, corpus))
+    results["learning_curve"] = _draw_curve(out, f"{corpus.name}, {model.support.num_states:,} states")
+    _write_results(out, results)
+    return 0, results
+
+
+def _blocks(recipe: Recipe, corpus: Corpus, out: Path, blocks_file: Path | None, resume: bool) -> Blocks:
+    saved = out / BLOCKS
+    if resume and saved.exists():
+        return Blocks.load(saved, corpus.tokenizer.tokens())
+    if blocks_file is not None:
+        return Blocks.load(blocks_file, corpus.tokenizer.tokens())
+    blocks = make_blocks(recipe, corpus)
+    if blocks.information is not None and blocks.seconds is not None:
+        message(f"{blocks.num_blocks} blocks of words: {blocks.information:.4f} nats, {blocks.seconds:.1f} s")
+    return blocks
+
+
+def _watch(
+    events: Iterator[Event],
+    write_plan: Callable[[], None] | None,
+    write_scalar: Callable[[str, float, int], None] | None,
+    recipe: Recipe,
+) -> Stopped:
+    """Shows a run while it happens."""
+    loss = math.nan
+    first: tuple[float, int] | None = None
+    with progress_bar("training", None) as shown:
+        for event in events:
+            if write_plan is not None:
+                # Only now is the folder locked, and nothing else is in it yet.
+                write_plan()
+                write_plan = None
+            match event:
+                case StepEvent():
+                    loss = event.loss if math.isnan(loss) else SMOOTHING * loss + (1 - SMOOTHING) * event.loss
+                    now = time.monotonic()
+                    first = first or (now, event.tokens)
+                    rate = (event.tokens - first[1]) / max(now - first[0], 1e-9)
+                    _show_step(shown, event, loss, rate, recipe.train.epochs)
+                    if write_scalar is not None:
+                        write_scalar("loss/train", event.loss, event.step)
+                case CheckEvent():
+                    shown.line(_check_line(event))
+                    if write_scalar is not None:
+                        write_scalar("perplexity/valid", event.valid_perplexity, event.step)
+                case Stopped():
+                    return event
+    raise AssertionError("training always ends with Stopped")
+
+
+def _show_step(shown: ProgressBar, event: StepEvent, loss: float, rate: float, epochs: int) -> None:
+    epoch = min(epochs, 1 + (event.step - 1) * epochs // event.num_steps)
+    note = f"loss {loss:.3f}  perplexity {math.exp(loss):,.1f}  {short(rate)} tokens/s"
+    shown.update(event.step, event.num_steps, note, f"epoch {epoch}/{epochs}")
+
+
+def _check_line(event: CheckEvent) -> Text:
+    width = len(f"{event.num_steps:,}")
+    text = Text(f"step {event.step:>{width},}/{event.num_steps:,}  ", style="dim")
+    text.append(f"valid perplexity {event.valid_perplexity:>9,.1f}", style="not dim")
+    if event.improved:
+        text.append("  best", style="not dim green")
+    return text
+
+
+def _tensorboard(out: Path) -> Callable[[str, float, int], None]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError('--tensorboard needs the extra: pip install "vlhmm[tensorboard]"') from None
+    writer = SummaryWriter(str(out / "tensorboard"))
+
+    def write_scalar(name: str, value: float, step: int) -> None:
+        writer.add_scalar(name, value, step)
+
+    return write_scalar
+
+
+def _final_figures(model: Model, corpus: Corpus) -> dict[str, Any]:
+    """Exact one-stream perplexities of the best weights, and of models that know no context."""
+    num_words = corpus.tokenizer.vocab_size
+    with torch.no_grad():
+        hmm = HMMScorer(model.tables().detach())
+    scorers: dict[str, Scorer[Any]] = {
+        "uniform": Uniform(num_words),
+        "unigram": Unigram.of(corpus.train, num_words),
+        "HMM": hmm,
+    }
+    splits = {"valid": corpus.valid, "test": corpus.test}
+    evaluations = {
+        name: {
+            split: evaluate_shown(scorer, tokens, corpus.tokenizer, f"scoring {split}")
+            for split, tokens in splits.items()
+        }
+        for name, scorer in scorers.items()
+    }
+    return {
+        "perplexity": {
+            name: {split: evaluation.perplexity for split, evaluation in by_split.items()}
+            for name, by_split in evaluations.items()
+        },
+        "valid": evaluations["HMM"]["valid"].to_dict(),
+        "test": evaluations["HMM"]["test"].to_dict(),
+    }
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A scorer that tells after each window how many tokens it has read."""
+
+    scorer: Scorer[Any]
+    advance: Callable[[int], None]
+
+    @property
+    def num_words(self) -> int:
+        return self.scorer.num_words
+
+    @property
+    def protocol(self) -> str:
+        return self.scorer.protocol
+
+    def score_window(self, tokens: torch.Tensor, lengths: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        result = self.scorer.score_window(tokens, lengths, state)
+        self.advance(int(lengths.sum()))
+        return result
+
+
+def evaluate_shown(
+    scorer: Scorer[Any], tokens: Tokens, tokenizer: Tokenizer, description: str, streams: int = 1
+) -> Evaluation:
+    """`evaluate` with a bar."""
+    done = 0
+    begun = time.monotonic()
+    with progress_bar(description, len(tokens)) as shown:
+
+        def advance(num_tokens: int) -> None:
+            nonlocal done
+            done += num_tokens
+            shown.update(done, note=f"{short(done / max(time.monotonic() - begun, 1e-9))} tokens/s")
+
+        return evaluate(_Watched(scorer, advance), tokens, tokenizer, streams=streams)
+
+
+def _draw_curve(out: Path, title: str) -> str | None:
+    try:
+        learning_curve(read_log(out), out / CURVE, title)
+    except ValueError as error:
+        message(f"no learning curve: {error}")
+        return None
+    return str(out / CURVE)
+
+
+def _earlier_seconds(out: Path) -> float:
+    """Training time of the sessions before this one that ended in order."""
+    if not (out / RESULTS).exists():
+        return 0.0
+    return float(json.loads((out / RESULTS).read_text(encoding="utf-8"))["train_seconds"])
+
+
+def _write_results(out: Path, results: dict[str, Any]) -> None:
+    atomic_write(out / RESULTS, (json.dumps(results, indent=2) + "\n").encode())
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"

@@ -1,0 +1,229 @@
+"""`vlhmm train`: what the options ask for, and what is shown of a run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlhmm.cli import options
+from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device, read_corpus
+from vlhmm.cli.show import console, facts, line, message, print_json, program, size, table
+
+if TYPE_CHECKING:
+    import torch
+
+    from vlhmm.cluster import Blocks
+    from vlhmm.data import Corpus
+    from vlhmm.models import Model
+    from vlhmm.recipe import Recipe
+
+DEFAULT_PRESET = "default"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog="Examples:\n\n  vlhmm train pydocs --out runs/first --preset demo --set epochs=3\n\n"
+        "  vlhmm train ptb --out runs/ptb --set states_per_block=512 --device cuda\n\n"
+        "  vlhmm train --out runs/ptb --resume"
+    )(train)
+
+
+def train(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the run.")],
+    corpus_name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CORPUS",
+            show_default=False,
+            help="pydocs, ptb, wikitext-2, a folder made by `vlhmm prepare`, or text files of your own.",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", metavar="NAME", help="demo, default, linear, scalar, chiu2020-ptb, ..."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeat it. --dry-run lists them all."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings in [blocks], [model] and [train].")
+    ] = None,
+    blocks_file: Annotated[
+        Path | None, typer.Option("--blocks", metavar="FILE", help="Blocks that `vlhmm cluster` wrote.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Decides everything random.")] = None,
+    device: DeviceOption = options.Device.auto,
+    max_seconds: Annotated[float | None, typer.Option("--max-seconds", metavar="S", help="Stop after S.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR, with its settings.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> int:
+    """Train a model on a corpus; it can be stopped at any time and resumed."""
+    from vlhmm.cli.run import Plan, read_plan, train_and_report
+
+    chosen_device = choose_device(device)
+    asked = Asked(preset, config, tuple(changes or ()), seed)
+    saved = read_plan(out) if resume else None
+    if resume and saved is None:
+        message(f"{out} holds no run yet: beginning one")
+    source = corpus_name or (saved.source if saved else None)
+    if source is None:
+        raise ValueError("no CORPUS: name one, pydocs for example; only --resume can do without")
+    if data_dir is None and saved is not None:
+        data_dir = saved.data_dir
+    recipe = asked.recipe() if saved is None else asked.unchanged(saved.recipe)
+    corpus = read_corpus(source, data_dir)
+    if dry_run:
+        _show_plan(recipe, corpus, blocks_file, chosen_device, as_json)
+        return 0
+    status, results = train_and_report(
+        Plan(recipe, source, data_dir),
+        corpus,
+        out,
+        blocks_file=blocks_file,
+        device=chosen_device,
+        resume=resume,
+        max_seconds=max_seconds,
+        tensorboard=tensorboard,
+        command=f"vlhmm {shlex.join(context.obj or [])}",
+    )
+    if as_json:
+        print_json(results)
+    elif status == 0:
+        _show_results(results, out)
+    return status
+
+
+class Asked:
+    """What the command line says about the recipe."""
+
+    def __init__(self, preset: str | None, config: Path | None, changes: tuple[str, ...], seed: int | None) -> None:
+        self.preset, self.config = preset, config
+        self.changes = dict(_key_value(change) for change in changes)
+        if seed is not None:
+            self.changes["seed"] = str(seed)
+
+    def recipe(self) -> Recipe:
+        """The preset, changed by the file, changed by --set and --seed."""
+        from vlhmm.recipe import Recipe, preset
+
+        recipe = preset(self.preset or DEFAULT_PRESET)
+        if self.config is not None:
+            values = recipe.to_dict()
+            for section, settings in _read_toml(self.config).items():
+                values[section] = {**values.get(section, {}), **settings}
+            recipe = Recipe.from_dict(values)
+        return recipe.with_changes(self.changes)
+
+    def unchanged(self, saved: Recipe) -> Recipe:
+        """The recipe of a run that goes on; refuses options that ask for another one."""
+        asked = saved.with_changes(self.changes) if self.preset is None and self.config is None else self.recipe()
+        before, now = saved.to_dict(), asked.to_dict()
+        changed = [
+            f"{name} = {before[section][name]!r}, not {value!r}"
+            for section, settings in now.items()
+            for name, value in settings.items()
+            if before[section][name] != value
+        ]
+        if changed:
+            raise ValueError(
+                f"the run was begun with {'; '.join(changed)}: leave those options out, or begin a new run"
+            )
+        return saved
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ValueError(f"--set {text!r} is no setting; write it as KEY=VALUE, for example --set epochs=3")
+    return key.strip(), value.strip()
+
+
+def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
+    import tomllib
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    for section, settings in values.items():
+        if not isinstance(settings, dict):
+            raise ValueError(f"{path}: {section!r} stands outside [blocks], [model] and [train]; put it under one")
+    return values
+
+
+def _show_plan(recipe: Recipe, corpus: Corpus, blocks_file: Path | None, device: torch.device, as_json: bool) -> None:
+    from vlhmm.cli.run import estimated_bytes, training_steps
+
+    blocks = _sketch_blocks(recipe, corpus, blocks_file)
+    model = recipe.make_model(corpus, blocks)
+    steps = training_steps(recipe, corpus)
+    needed = estimated_bytes(recipe, model)
+    numbers: dict[str, Any] = {
+        "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
+        "tokens": len(corpus.train),
+        "vocab_size": corpus.tokenizer.vocab_size,
+        "num_blocks": blocks.num_blocks,
+        "num_states": model.support.num_states,
+        "num_parameters": model.num_parameters,
+        "steps": steps,
+        "estimated_bytes": needed,
+        "device": str(device),
+        "recipe": recipe.to_dict(),
+    }
+    if as_json:
+        print_json(numbers)
+        return
+    for section, settings in recipe.to_dict().items():
+        shown = table(f"[{section}]", "")
+        for name, value in settings.items():
+            shown.add_row(f"  {name}", str(value).lower() if isinstance(value, bool) else str(value))
+        console().print(shown)
+    line()
+    facts(_size_facts(corpus, blocks, model, steps, recipe))
+    facts([("memory", f"about {size(needed)} while training, on {device}"), ("", "Nothing was written.")])
+
+
+def _sketch_blocks(recipe: Recipe, corpus: Corpus, blocks_file: Path | None) -> Blocks:
+    """Blocks of the right number without clustering: the size of a model depends on nothing else."""
+    import numpy as np
+
+    from vlhmm.cluster import Blocks, random_blocks
+
+    if blocks_file is not None:
+        return Blocks.load(blocks_file, corpus.tokenizer.tokens())
+    if recipe.blocks.clustering == "brown":
+        return random_blocks(corpus.tokenizer.vocab_size, recipe.blocks.num_blocks, np.random.default_rng(0))
+    return recipe.make_blocks(corpus)
+
+
+def _size_facts(corpus: Corpus, blocks: Blocks, model: Model, steps: int, recipe: Recipe) -> list[tuple[str, str]]:
+    settings = recipe.train
+    return [
+        ("corpus", f"{corpus.name} {corpus.note} ({corpus.short_hash}), {len(corpus.train):,} tokens"),
+        ("states", f"{model.support.num_states:,} in {blocks.num_blocks:,} blocks"),
+        ("parameters", f"{model.num_parameters:,}"),
+        ("steps", f"{steps:,} of {settings.batch_size} x {settings.window} tokens, {settings.epochs} epochs"),
+    ]
+
+
+def _show_results(results: dict[str, Any], out: Path) -> None:
+    shown = table("perplexity", "valid", "test", right=("valid", "test"))
+    for name, scores in results["perplexity"].items():
+        shown.add_row(name, f"{scores['valid']:,.1f}", f"{scores['test']:,.1f}")
+    console().print(shown)
+    line()
+    rows = [("protocol", results["test"]["protocol"]), ("model", str(out))]
+    if results["learning_curve"]:
+        rows.append(("curve", results["learning_curve"]))
+    if results["stopped"] == "time":
+        rows.append(("go on", f"{program()} train --out {out} --resume"))
+    rows.append(("look", f"{program()} info {out}"))
+    facts(rows)
