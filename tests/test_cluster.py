@@ -179,6 +179,16 @@ def test_climbing_rises_and_annealing_leaves_no_block_empty() -> None:
         assert state.information > heated
 
 
+@given(small_corpora, st.integers(0, 99))
+def test_climbing_never_falls_when_moves_spoil_each_other(ids: np.ndarray, seed: int) -> None:
+    state = exchange_of(ids, open_blocks=2)
+    state.set_blocks(random_blocks(10, 2, np.random.default_rng(seed)).block_of_word)
+    for _ in range(4):
+        before = state.objective()
+        climb(state, [(0, state.num_movable)], Clock.start(None))
+        assert state.objective() >= before
+
+
 def test_an_expired_clock_keeps_the_start() -> None:
     state = exchange_of(corpus_of_classes(4), open_blocks=6)
     agglomerate(state)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import EVERY_KIND, Kind, dense_oracle, random_hmm
 
@@ -43,14 +43,15 @@ def assert_is_hmm(hmm: vlhmm.HMM) -> None:
         np.testing.assert_allclose(table.sum(-1), 1.0, atol=1e-9)
 
 
-@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 20))
+@settings(max_examples=12)
+@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 12))
 def test_likelihood_never_falls(kind, seed, num_sentences, length):
     oracle, tables = random_hmm(kind, seed)
     random = np.random.default_rng(seed)
     sentences = [oracle.sentence(length, random) for _ in range(num_sentences)]
-    fitted = vlhmm.HMM(tables).fit(sentences, method="em", iterations=6, tolerance=-np.inf)
+    fitted = vlhmm.HMM(tables).fit(sentences, method="em", iterations=4, tolerance=-np.inf)
     history = [*fitted.log_probs, total_log_prob(fitted.hmm, sentences)]
-    assert len(fitted.log_probs) == 6
+    assert len(fitted.log_probs) == 4
     np.testing.assert_allclose(history[0], total_log_prob(vlhmm.HMM(tables), sentences), rtol=1e-9)
     assert (np.diff(history) >= -1e-8).all()
     assert_is_hmm(fitted.hmm)

@@ -7,7 +7,8 @@ from vlhmm.data import Corpus, Tokenizer, load_corpus
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
-from vlhmm.train import TrainSettings, train
+from vlhmm.train import train
+from vlhmm.train_settings import TrainSettings
 
 __all__ = [
     "HMM",

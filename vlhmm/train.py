@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import threading
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vlhmm import __version__
@@ -23,65 +21,12 @@ from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.inference.errors import raise_impossible
-from vlhmm.inference.gather import Batch, Boundary
-from vlhmm.inference.score import score
-from vlhmm.models import Kept, Model
+from vlhmm.models import Model
 from vlhmm.run_folder import RunFolder
-from vlhmm.schedule import Plateau, ScheduleKind, planned_factor
+from vlhmm.schedule import Plateau, planned_factor
 from vlhmm.settings import settings_from
-from vlhmm.tables import Belief
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    learning_rate: float = 1e-2
-    """The largest one, after warm-up."""
-    schedule: ScheduleKind = "cosine"
-    """cosine: down to final_rate of it; plateau: divided by decay when validation stops falling; constant."""
-    warmup: float = 0.02
-    """The part of all steps over which the rate rises from 0."""
-    final_rate: float = 0.02
-    """cosine: what is left of the rate at the end."""
-    patience: int = 8
-    """plateau: checks without a better validation loss before the rate falls."""
-    decay: float = 4.0
-    """plateau: what the rate is divided by."""
-    epochs: int = 20
-    batch_size: int = 16
-    """Windows side by side."""
-    window: int = 32
-    """Tokens of a window."""
-    windows: Literal["carried", "independent"] = "carried"
-    """carried: each window goes on from the last one's belief; independent: each begins from the start distribution."""
-    state_dropout: float = 0.5
-    """The part of each block's states that a step leaves out."""
-    beta1: float = 0.9
-    beta2: float = 0.999
-    weight_decay: float = 0.0
-    clip: float = 5.0
-    """The largest norm of the gradient; 0: not clipped."""
-    ema: float = 0.0
-    """Decay of the running average of weights that is evaluated and saved; 0: the weights themselves."""
-    checks_per_epoch: int = 4
-    """How often validation perplexity is taken."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        for name in ("learning_rate", "decay"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and above 0")
-        for name in ("state_dropout", "ema", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0 and below 1")
-        for name in ("warmup", "final_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be between 0 and 1")
-        for name in ("weight_decay", "clip"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0")
+from vlhmm.step import Step, part_of
+from vlhmm.train_settings import TrainSettings
 
 
 class DivergedError(RuntimeError):
@@ -95,6 +40,7 @@ class StepEvent:
     step: int
     num_steps: int
     loss: float
+    """Nats per token; on a GPU that of a step not long ago."""
     tokens: int
     """Seen so far."""
 
@@ -178,27 +124,23 @@ def training(
         if resume:
             run.restore()
         saved_at = time.monotonic()
-        log_loss, log_count = 0.0, 0
+        # A GPU works ahead of us; asking it for every step's loss would make it wait.
+        loss_steps = LOG_STEPS if run.device.type == "cuda" else 1
+        loss, losses = math.nan, list[float]()
 
         while run.step < run.num_steps:
             epoch, first_window = divmod(run.step, run.steps_per_epoch)
             for tokens in run.epoch(epoch).windows(first_window):
-                loss = run.train_step(tokens)
-                log_loss, log_count = log_loss + loss, log_count + 1
+                run.train_step(tokens)
+                if run.step % loss_steps == 0 or run.step == 1:
+                    loss = run.loss()
+                    losses.append(loss)
                 yield StepEvent(run.step, run.num_steps, loss, run.tokens_seen)
 
-                if run.step % LOG_STEPS == 0 and folder is not None:
-                    perplexity = math.exp(log_loss / log_count)
-                    folder.log(
-                        {
-                            "kind": "step",
-                            "step": run.step,
-                            "tokens": run.tokens_seen,
-                            "perplexity": perplexity,
-                            "learning_rate": run.learning_rate(),
-                        }
-                    )
-                    log_loss, log_count = 0.0, 0
+                if run.step % LOG_STEPS == 0:
+                    if folder is not None:
+                        folder.log(run.step_record(math.fsum(losses) / len(losses)))
+                    losses.clear()
                 check_due = run.check_due()
                 if check_due:
                     check = run.check()
@@ -238,23 +180,11 @@ class _Run:
             "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
             "train": asdict(settings),
         }
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=self.device.type == "cuda",
-        )
-        # One generator, on the CPU, for the dropout of every process: all keep the same states.
-        self.generator = torch.Generator().manual_seed(settings.seed)
-        self.averaged = copy.deepcopy(model).requires_grad_(False) if settings.ema else model
+        self.stepper = Step(model, settings)
         self.step = 0
-        self.belief: Belief | None = None
-        self.kept: Kept | None = None
         self.plateau = Plateau(settings.patience, settings.decay)
         self.best_perplexity = math.inf
-        self.best_state = {name: value.detach().clone() for name, value in self.averaged.state_dict().items()}
+        self.best_state = {name: value.detach().clone() for name, value in self.stepper.averaged.state_dict().items()}
 
     @property
     def tokens_seen(self) -> int:
@@ -269,58 +199,40 @@ class _Run:
         factor = planned_factor(settings.schedule, self.step, self.num_steps, settings.warmup, settings.final_rate)
         return settings.learning_rate * factor * self.plateau.factor
 
-    def train_step(self, tokens: Tensor) -> float:
-        """One step up the gradient of log p(window | what came before it); the loss in nats per token."""
-        settings = self.settings
-        if settings.windows == "independent" or self.step % self.steps_per_epoch == 0:
-            self.belief = None
-        kept = self.model.kept_after_dropout(settings.state_dropout, self.generator)
-        previous = self.kept if self.belief is not None else None
-        tables, transition = self.model(previous, kept)
-        boundary = None
-        if previous is not None and transition is not None:
-            boundary = Boundary(self.model.support_of(previous), transition)
-        tokens = tokens.to(self.device)
-        batch = Batch(tokens, torch.full((tokens.shape[0],), tokens.shape[1], device=self.device))
-        scored = score(tables, batch, self.belief, boundary)
-        loss = -scored.token_log_probs.sum() / tokens.numel()
-        self._check_loss(loss.detach(), scored.token_log_probs.detach())
-
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, settings.clip or math.inf)
-        if not bool(norm.isfinite()):
-            raise DivergedError(self._broken(f"the gradient's norm is {float(norm)}"))
-        self.optimizer.step()
+    def train_step(self, tokens: Tensor) -> None:
+        """One step up the gradient of log p(window | what came before it)."""
+        fresh = self.settings.windows == "independent" or self.step % self.steps_per_epoch == 0
+        self.stepper(tokens, self.learning_rate(), fresh)
         self.step += 1
-        self._average()
-        self.belief = Belief(scored.belief.token, scored.belief.log_probs.detach())
-        self.kept = kept
-        return float(loss.detach())
 
-    def _check_loss(self, loss: Float[Tensor, ""], token_log_probs: Float[Tensor, "B T"]) -> None:
-        if bool(loss.isposinf()):
-            rows = torch.arange(token_log_probs.shape[0], device=token_log_probs.device)
-            raise_impossible(token_log_probs, 0, rows, f"train, step {self.step + 1}")
+    def loss(self) -> float:
+        """Of the last step, in nats per token; raises if training has broken down. Waits for a GPU to finish."""
+        loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
+        if loss == math.inf:
+            rows = torch.arange(self.settings.batch_size, device=self.device)
+            raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
         # Far worse than knowing nothing: more steps would only make numbers overflow.
         limit = 3 * math.log(self.model.support.num_words) + 10
-        if not float(loss) <= limit:
-            raise DivergedError(self._broken(f"the loss is {float(loss):.4g} nats per token, the limit {limit:.4g}"))
+        symptom = None
+        if not loss <= limit:
+            symptom = f"the loss is {loss:.4g} nats per token, the limit {limit:.4g}"
+        elif not math.isfinite(norm):
+            symptom = f"the gradient's norm is {norm}"
+        if symptom is not None:
+            kept = f"; the last good checkpoint in {self.folder.path} is kept" if self.folder else ""
+            raise DivergedError(
+                f"training diverged at step {self.step} of {self.num_steps}: {symptom}{kept}: try a smaller learning_rate"
+            )
+        return loss
 
-    def _broken(self, symptom: str) -> str:
-        kept = f"; the last good checkpoint in {self.folder.path} is kept" if self.folder else ""
-        return f"training diverged at step {self.step + 1} of {self.num_steps}: {symptom}{kept}: try a smaller learning_rate"
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        if not self.settings.ema:
-            return
-        # Early on the average is short, so that it does not remember the random start.
-        decay = min(self.settings.ema, (1 + self.step) / (10 + self.step))
-        for average, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
-            average.lerp_(parameter, 1 - decay)
+    def step_record(self, mean_loss: float) -> dict[str, Any]:
+        return {
+            "kind": "step",
+            "step": self.step,
+            "tokens": self.tokens_seen,
+            "perplexity": math.exp(mean_loss),
+            "learning_rate": self.learning_rate(),
+        }
 
     def check_due(self) -> bool:
         within_epoch = (self.step - 1) % self.steps_per_epoch + 1
@@ -329,12 +241,14 @@ class _Run:
     @torch.no_grad()
     def check(self) -> CheckEvent:
         """Scores the validation text, and keeps the weights if they are the best so far."""
-        scorer = HMMScorer(self.averaged.tables())
+        scorer = HMMScorer(self.stepper.averaged.tables().detach())
         perplexity = evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
         improved = perplexity < self.best_perplexity
         if improved:
             self.best_perplexity = perplexity
-            self.best_state = {name: value.detach().clone() for name, value in self.averaged.state_dict().items()}
+            self.best_state = {
+                name: value.detach().clone() for name, value in self.stepper.averaged.state_dict().items()
+            }
             if self.folder is not None:
                 save_model(self.folder.path, self.model, self.corpus.tokenizer, self.about, self.best_state)
         if self.settings.schedule == "plateau":
@@ -350,22 +264,9 @@ class _Run:
     def save(self) -> None:
         if self.folder is None:
             return
-        tensors: dict[str, Tensor] = {"generator": self.generator.get_state()}
-        for name, value in self.model.state_dict().items():
-            tensors[f"model.{name}"] = value
-        if self.settings.ema:
-            for name, value in self.averaged.state_dict().items():
-                tensors[f"averaged.{name}"] = value
+        tensors = self.stepper.state()
         for name, value in self.best_state.items():
             tensors[f"best.{name}"] = value
-        for index, state in self.optimizer.state_dict()["state"].items():
-            for name, value in state.items():
-                tensors[f"optimizer.{index}.{name}"] = value
-        if self.belief is not None:
-            tensors["belief.token"] = self.belief.token
-            tensors["belief.log_probs"] = self.belief.log_probs
-        if self.kept is not None:
-            tensors["kept"] = self.kept.states
         values = {
             "step": self.step,
             "plateau": asdict(self.plateau),
@@ -385,20 +286,8 @@ class _Run:
         self.step = values["step"]
         self.plateau = replace(self.plateau, **values["plateau"])
         self.best_perplexity = values["best_perplexity"]
-        self.generator.set_state(tensors["generator"])
-        self.model.load_state_dict(_part(tensors, "model."))
-        if self.settings.ema:
-            self.averaged.load_state_dict(_part(tensors, "averaged."))
-        self.best_state = {name: value.to(self.device) for name, value in _part(tensors, "best.").items()}
-        optimizer = self.optimizer.state_dict()
-        for name, value in _part(tensors, "optimizer.").items():
-            index, key = name.split(".")
-            optimizer["state"].setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict(optimizer)
-        if "belief.token" in tensors:
-            self.belief = Belief(tensors["belief.token"].to(self.device), tensors["belief.log_probs"].to(self.device))
-        if "kept" in tensors:
-            self.kept = Kept(tensors["kept"].to(self.device))
+        self.stepper.restore(tensors, self.step)
+        self.best_state = {name: value.to(self.device) for name, value in part_of(tensors, "best.").items()}
         self.folder.cut_log(self.step)
 
     def _check_same_run(self, about: dict[str, Any]) -> None:
@@ -412,10 +301,6 @@ class _Run:
         changed = [f"{name} = {before.get(name)!r}, not {now[name]!r}" for name in now if before.get(name) != now[name]]
         if changed:
             raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings")
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 @contextmanager

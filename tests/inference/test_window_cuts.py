@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import EVERY_KIND, Kind, ragged, random_hmm
 
@@ -22,14 +22,24 @@ def sentences_of(oracle, lengths) -> tuple[torch.Tensor, torch.Tensor]:
     return ragged([oracle.sentence(length, random) for length in lengths], padding=-1)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 7, 12, 13, 14, 100])
+@pytest.mark.parametrize("window", [3, 8])
 @every_kind
 def test_answers_do_not_depend_on_the_window(kind, window):
+    check_answers(kind, window)
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 9, 100])
+@pytest.mark.parametrize("support", ["blocked", "uniform"])
+def test_windows_may_be_of_any_length(support, window):
+    check_answers(Kind(support, "table", reset=True), window)
+
+
+def check_answers(kind: Kind, window: int) -> None:
     oracle, tables = random_hmm(kind, seed=21)
     hmm = vlhmm.HMM(tables)
     # Rows that end inside, at the end of, and long before a window.
-    tokens, lengths = sentences_of(oracle, (13, 1, 6, 12, 7))
-    belief = hmm.filter(sentences_of(oracle, (2, 2, 2, 2, 2))[0]).belief
+    tokens, lengths = sentences_of(oracle, (9, 1, 6, 8))
+    belief = hmm.filter(sentences_of(oracle, (2, 2, 2, 2))[0]).belief
     for past in (None, belief):
         close(hmm.log_prob(tokens, lengths, past, window=window), hmm.log_prob(tokens, lengths, past))
         close(hmm.token_log_probs(tokens, lengths, past, window=window), hmm.token_log_probs(tokens, lengths, past))
@@ -55,7 +65,7 @@ def path_log_prob(oracle, tokens: np.ndarray, path: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("window", [1, 2, 5, 12])
+@pytest.mark.parametrize("window", [1, 5])
 @pytest.mark.parametrize("support", ["dense", "blocked", "cloned", "uniform"])
 def test_gradient_does_not_depend_on_the_window(support, window, reset):
     oracle, tables = random_hmm(Kind(support, "table", reset), seed=22)
@@ -73,7 +83,8 @@ def test_gradient_does_not_depend_on_the_window(support, window, reset):
         close(actual, expected)
 
 
-@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 70), st.integers(1, 80))
+@settings(max_examples=15)
+@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 40), st.integers(2, 50))
 def test_any_window_of_any_hmm(kind, seed, length, window):
     oracle, tables = random_hmm(kind, seed)
     tokens = torch.tensor(oracle.sentence(length, np.random.default_rng(seed)))[None]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vlhmm.ops.max_product import max_product
+from vlhmm.ops.max_product import max_product, trace
 from vlhmm.ops.max_product import reference as max_reference
 from vlhmm.ops.recursion import Factors, filtered, recursion, reference
 
@@ -144,14 +144,39 @@ def test_an_impossible_past_stays_impossible_over_a_restart() -> None:
 )
 def test_max_product_equals_its_reference(seed: int, batch: int, positions: int, states: int) -> None:
     factors = random_factors(seed, batch, positions, states)
-    ours, theirs = max_product(factors, back_pointers=True), max_reference.max_product(factors, back_pointers=True)
-    torch.testing.assert_close(ours[0], theirs[0])
-    torch.testing.assert_close(ours[1], theirs[1])
-    within = factors.within()
-    for t in range(positions):
-        # At position 0 what came before has no name; past the length nothing is read.
-        if t > 0:
-            assert torch.equal(ours[2][within[:, t], t].long(), theirs[2][within[:, t], t])
+    gains, log_best, way = max_product(factors, keep_way=True)
+    expected_gains, expected_best, pointers = max_reference.max_product(factors, back_pointers=True)
+    torch.testing.assert_close(gains, expected_gains)
+    torch.testing.assert_close(log_best, expected_best)
+    assert way is not None
+    for slot in range(states):
+        last_slot = torch.full((batch,), slot)
+        path, before = trace(factors, way, last_slot)
+        expected_path, expected_before = max_reference.trace(factors, pointers, last_slot)
+        assert torch.equal(path, expected_path)
+        assert torch.equal(before, expected_before)
+    without_way = max_product(factors, keep_way=False)
+    assert torch.equal(without_way[0], gains)
+    assert torch.equal(without_way[1], log_best)
+    assert without_way[2] is None
+
+
+def test_of_equal_predecessors_the_first_one_counts() -> None:
+    states = 37
+    factors = Factors(
+        log_previous=torch.zeros(1, states),
+        log_inits=torch.zeros(1, states),
+        init_of=torch.tensor([[0, -1, -1]]),
+        log_tiles=torch.zeros(1, states, states),
+        tile_of=torch.zeros(1, 3, dtype=torch.int64),
+        log_emission=torch.zeros(1, 3, states),
+        lengths=torch.tensor([3]),
+    )
+    way = max_product(factors, keep_way=True)[2]
+    assert way is not None
+    path, before = trace(factors, way, torch.tensor([states - 1]))
+    assert path.tolist() == [[0, 0, states - 1]]
+    assert before.tolist() == [0]
 
 
 def test_a_uniform_tile_spreads_evenly() -> None:

@@ -43,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Begin with:\n\n  vlhmm demo\n\nHelp on a command:\n\n  vlhmm train --help",
+    epilog="Begin with:\n  vlhmm demo\nHelp on a command:\n  vlhmm train --help",
 )
 for module in (corpora, training, evaluation, queries, info, demo):
     module.register(app)
@@ -62,7 +62,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Very large hidden Markov language models: train them, score with them, look inside them."""
+    """Very large hidden Markov language models, with exact inference."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

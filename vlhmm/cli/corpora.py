@@ -41,11 +41,11 @@ class Kind(StrEnum):
 
 def register(app: typer.Typer) -> None:
     app.command(
-        epilog="Examples:\n\n  vlhmm prepare train.txt valid.txt test.txt --out data/mine\n\n"
+        epilog="Examples:\n  vlhmm prepare train.txt valid.txt test.txt --out data/mine\n"
         "  vlhmm prepare crawl/*.jsonl.gz --tokenizer llama/tokenizer.json --out data/crawl"
     )(prepare)
     app.command(
-        epilog="Examples:\n\n  vlhmm cluster ptb --blocks 128 --eos none --data-dir data\n\n"
+        epilog="Examples:\n  vlhmm cluster ptb --blocks 128 --eos none --data-dir data\n"
         "  vlhmm train pydocs --out runs/first --blocks pydocs-64.blocks.tsv"
     )(cluster)
 
@@ -73,7 +73,11 @@ def prepare(
     test: Annotated[Path | None, typer.Option(help="Test text.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn text of any size into a corpus on disk: token files that are memory-mapped."""
+    """Turn text of any size into a corpus on disk.
+
+    The folder holds memory-mapped token files of train, valid and test text. Files named train*, valid* and test* are
+    those; other text is split by document, 90 : 5 : 5.
+    """
     from vlhmm.data import load_corpus, prepare_steps
 
     begun = time.monotonic()
@@ -134,7 +138,10 @@ def cluster(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Put words that stand in the same places into blocks, and write `block<TAB>word<TAB>count` a line."""
+    """Put words that stand in the same places into blocks.
+
+    Writes a line `block TAB word TAB count` for every word.
+    """
     from vlhmm.cluster import count_bigrams, mutual_information, word_counts
     from vlhmm.recipe import BlockSettings, Recipe
     from vlhmm.train import TrainSettings

@@ -24,7 +24,7 @@ SHOWN_WORDS = (6, 12)
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Examples:\n\n  vlhmm demo\n\n  vlhmm demo --data letters.txt --out runs/letters")(demo)
+    app.command(epilog="Examples:\n  vlhmm demo\n  vlhmm demo --data letters.txt --out runs/letters")(demo)
 
 
 def demo(

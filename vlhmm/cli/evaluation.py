@@ -29,7 +29,7 @@ class Split(StrEnum):
 def register(app: typer.Typer) -> None:
     app.command(
         "eval",
-        epilog="Examples:\n\n  vlhmm eval runs/first pydocs\n\n  vlhmm eval runs/first letters.txt --json\n\n"
+        epilog="Examples:\n  vlhmm eval runs/first pydocs\n  vlhmm eval runs/first letters.txt --json\n"
         "  zcat news.gz | vlhmm eval runs/first -",
     )(evaluate_text)
 

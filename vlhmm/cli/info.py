@@ -17,11 +17,11 @@ SAMPLE_BLOCKS, SAMPLE_WORDS = 6, 6
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Examples:\n\n  vlhmm info runs/demo\n\n  vlhmm info runs/demo --json | jq .num_states")(info)
+    app.command(epilog="Examples:\n  vlhmm info runs/demo\n  vlhmm info runs/demo --json | jq .num_states")(info)
 
 
 def info(folder: ModelDir, as_json: Json = False) -> None:
-    """What a model is, what it was trained on, how training went, and a look at its states."""
+    """What a model is, how it was trained, some of its states."""
     from vlhmm.lm import load
     from vlhmm.run_folder import read_log
 

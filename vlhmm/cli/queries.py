@@ -22,14 +22,14 @@ STATE_COLOURS = ("bright_green", "green", "yellow", "bright_black")
 
 def register(app: typer.Typer) -> None:
     app.command(
-        epilog='Examples:\n\n  vlhmm score runs/demo "return the name of the file"\n\n'
+        epilog='Examples:\n  vlhmm score runs/demo "return the name of the file"\n'
         "  cat sentences.txt | vlhmm score runs/demo --json | jq .perplexity"
     )(score)
-    app.command("next", epilog='Example:\n\n  vlhmm next runs/demo "return the name of the" --top 5')(next_tokens)
-    app.command(epilog='Example:\n\n  vlhmm posterior runs/demo "the file is not open" --top 3')(posterior)
-    app.command(epilog='Example:\n\n  vlhmm viterbi runs/demo "the file is not open"')(viterbi)
+    app.command("next", epilog='Example:\n  vlhmm next runs/demo "return the name of the" --top 5')(next_tokens)
+    app.command(epilog='Example:\n  vlhmm posterior runs/demo "the file is not open" --top 3')(posterior)
+    app.command(epilog='Example:\n  vlhmm viterbi runs/demo "the file is not open"')(viterbi)
     app.command(
-        epilog='Examples:\n\n  vlhmm generate runs/demo --prompt "return a" --num 5\n\n'
+        epilog='Examples:\n  vlhmm generate runs/demo --prompt "return a" --num 5\n'
         "  vlhmm generate runs/demo --num 100 --seed 1 > sample.txt"
     )(generate)
 
@@ -101,7 +101,7 @@ def posterior(
     top: Annotated[int, typer.Option("--top", min=1, help="How many states of each token.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """The states each token most likely came from, given the whole text."""
+    """The states each token most likely came from."""
     from vlhmm.lm import load
 
     lm = load(folder)

@@ -25,8 +25,8 @@ DEFAULT_PRESET = "default"
 
 def register(app: typer.Typer) -> None:
     app.command(
-        epilog="Examples:\n\n  vlhmm train pydocs --out runs/first --preset demo --set epochs=3\n\n"
-        "  vlhmm train ptb --out runs/ptb --set states_per_block=512 --device cuda\n\n"
+        epilog="Examples:\n  vlhmm train pydocs --out runs/first --preset demo --set epochs=3\n"
+        "  vlhmm train ptb --out runs/ptb --set states_per_block=512 --device cuda\n"
         "  vlhmm train --out runs/ptb --resume"
     )(train)
 
@@ -51,7 +51,7 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeat it. --dry-run lists them all."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings in [blocks], [model] and [train].")
+        Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings under blocks, model and train.")
     ] = None,
     blocks_file: Annotated[
         Path | None, typer.Option("--blocks", metavar="FILE", help="Blocks that `vlhmm cluster` wrote.")

@@ -5,7 +5,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,8 +98,9 @@ def prepare_steps(
     partial = partial_name(out)
     try:
         partial.mkdir(parents=True)
-        for step in _write_tokens(text, encoder, tokenizer, partial):
-            yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
+        with closing(_write_tokens(text, encoder, tokenizer, partial)) as steps:
+            for step in steps:
+                yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
         tokenizer.save(partial / "tokenizer.json")
         _write_manifest(partial, out.name, tokenizer, rule)
         partial.replace(out)
@@ -110,7 +111,9 @@ def prepare_steps(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_tokens(text: Text, encoder: LineEncoder, tokenizer: Tokenizer, folder: Path) -> Iterator[Progress]:
+def _write_tokens(
+    text: Text, encoder: LineEncoder, tokenizer: Tokenizer, folder: Path
+) -> Generator[Progress, None, None]:
     size = text.size
     with ExitStack() as stack:
         writers: dict[Split, TokenWriter] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
-from vlhmm.ops.max_product import max_product
+from vlhmm.ops.max_product import max_product, trace
 from vlhmm.tables import Belief, Tables
 
 
@@ -26,8 +26,8 @@ class Paths:
 def viterbi(tables: Tables, batch: Batch, window: int | None = None) -> Paths:
     """argmax over z of p(x, z), and its log-probability.
 
-    Forward once for the scores between windows, then each window again, last first, for its back-pointers: a long text needs
-    memory for one window only.
+    Forward once for the scores between windows, then each window but the last again, last first, for the way back through
+    it: a long text needs memory for one window only.
     """
     window = window or default_window(tables, batch.tokens.shape[0])
     size, num_positions = batch.tokens.shape
@@ -38,19 +38,19 @@ def viterbi(tables: Tables, batch: Batch, window: int | None = None) -> Paths:
     for first, rows, part in parts:
         carried = None if first == 0 else Belief(token[rows], log_best[rows])
         entering.append(carried)
-        gains, log_best[rows], _ = max_product(window_factors(tables, part, carried), back_pointers=False)
+        factors = window_factors(tables, part, carried)
+        gains, log_best[rows], way = max_product(factors, keep_way=len(entering) == len(parts))
         raise_impossible(gains, first, rows, "viterbi")
         total[rows] += gains.double().sum(1)
         token[rows] = part.last_tokens()
     slots = torch.full((size, num_positions), -1, device=batch.tokens.device)
     slot = log_best.argmax(1)
     for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
-        _, _, pointers = max_product(window_factors(tables, part, carried), back_pointers=True)
-        here, within = slot[rows], part.within()
-        for t in range(part.num_positions - 1, -1, -1):
-            slots[rows, first + t] = torch.where(within[:, t], here, -1)
-            before = pointers[:, t].gather(1, here[:, None])[:, 0].long()
-            here = torch.where(within[:, t], before, here)
-        slot[rows] = here
+        if way is None:
+            factors = window_factors(tables, part, carried)
+            _, _, way = max_product(factors, keep_way=True)
+        assert way is not None
+        slots[rows, first : first + part.num_positions], slot[rows] = trace(factors, way, slot[rows])
+        way = None
     states = tables.support.states_of(batch.tokens).gather(2, slots.clamp(min=0)[..., None])[..., 0]
     return Paths(torch.where(slots >= 0, states, -1)[:, None], total.to(tables.dtype)[:, None])

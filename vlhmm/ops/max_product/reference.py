@@ -36,3 +36,15 @@ def max_product(
         log_best = torch.where(within[:, None], following, log_best)
     every = torch.stack(pointers, dim=1) if back_pointers else factors.tile_of.new_zeros(0, 0, 0)
     return torch.stack(gains, dim=1), log_best, every
+
+
+def trace(
+    factors: Factors, pointers: Int[Tensor, "B T K"], last_slot: Int[Tensor, " B"]
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    """The best path that ends in `last_slot`, -1 past the length, and its slot before position 0."""
+    here, slots = last_slot, []
+    for t in range(factors.num_positions - 1, -1, -1):
+        within = t < factors.lengths
+        slots.append(torch.where(within, here, -1))
+        here = torch.where(within, pointers[:, t].gather(1, here[:, None])[:, 0], here)
+    return torch.stack(slots[::-1], dim=1), here

@@ -1,0 +1,126 @@
+"""The recursion over blocks, with the making of its tiles: exact log p(x_t | x_<t) from the features of the states.
+
+Every position has a tile of its own, so shapes are static whatever the text, and on a GPU nothing waits for the host: the
+whole of it can be captured in a CUDA graph. On a CPU the tiles are made by plain products, and `vlhmm.ops.recursion`
+does the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vlhmm.ops.blocked_recursion.factors import BlockedFactors, Precision
+from vlhmm.ops.recursion import recursion
+from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition
+
+if TYPE_CHECKING:
+    from vlhmm.ops.blocked_recursion.launch import Cut
+
+__all__ = ["BlockedFactors", "BlockedRun", "Precision", "blocked_recursion", "blocked_recursion_by_kernels"]
+
+
+@dataclass(frozen=True)
+class BlockedRun:
+    token_log_probs: Float[Tensor, "B T"]
+    """log p(x_t | x_<t), 0 past the length."""
+    log_last: Float[Tensor, "B K"]
+    """log p(z | x) of the last state."""
+    suspect: Bool[Tensor, " B"]
+    """A number of that sequence came near the smallest of float32. It stays on the device: look now and then."""
+
+
+def blocked_recursion(factors: BlockedFactors, precision: Precision = "bf16") -> BlockedRun:
+    """log p(x_t | x_<t), differentiable in every log factor and in the features.
+
+    `precision` is that of matrix operands on a GPU. A CPU, and float64 anywhere, computes in the tensors' own type.
+    """
+    if factors.log_emission.is_cuda and factors.log_emission.dtype != torch.float64:
+        return blocked_recursion_by_kernels(factors, precision)
+    token_log_probs, log_last = recursion(factors.with_tiles())
+    # That recursion has done suspects again in log space.
+    return BlockedRun(token_log_probs, log_last, torch.zeros_like(factors.lengths, dtype=torch.bool))
+
+
+def blocked_recursion_by_kernels(
+    factors: BlockedFactors, precision: Precision = "bf16", cut: Cut | None = None
+) -> BlockedRun:
+    """The same by the Triton kernels, in float32; `cut` overrules how the work is cut into pieces."""
+    transition = factors.transition
+    factored = isinstance(transition, BlockFactoredTransition)
+    token_log_probs, log_last, suspect = _BlockedRecursion.apply(
+        factors.log_previous,
+        factors.log_inits,
+        transition.out,
+        transition.into,
+        transition.log_block if factored else transition.log_normalizer,
+        factors.log_emission,
+        (factors.init_of, factors.source_group, factors.target_group, factors.lengths),
+        factored,
+        precision,
+        cut,
+    )
+    return BlockedRun(token_log_probs, log_last, suspect)
+
+
+def _rebuilt(tensors: tuple[Tensor, ...], factored: bool) -> BlockedFactors:
+    log_previous, log_inits, out, into, row_term, log_emission, init_of, source_group, target_group, lengths = tensors
+    transition = (
+        BlockFactoredTransition(row_term, out, into) if factored else SoftmaxTransition(out, into, row_term)
+    )
+    return BlockedFactors(
+        log_previous, log_inits, init_of, transition, source_group, target_group, log_emission, lengths
+    )
+
+
+class _BlockedRecursion(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        log_previous: Tensor,
+        log_inits: Tensor,
+        out: Tensor,
+        into: Tensor,
+        row_term: Tensor,
+        log_emission: Tensor,
+        indices: tuple[Tensor, Tensor, Tensor, Tensor],
+        factored: bool,
+        precision: Precision,
+        cut: Cut | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # Triton is needed here alone.
+        from vlhmm.ops.blocked_recursion import launch
+
+        inputs = (log_previous, log_inits, out, into, row_term, log_emission, *indices)
+        factors = _rebuilt(inputs, factored)
+        cut = cut or launch.cut_for(factors.num_states, precision)
+        packed = launch.operands(factors, precision)
+        run = launch.forward(factors, packed, precision, cut)
+        ctx.save_for_backward(
+            *inputs,
+            *(packed.out, packed.into, packed.barrier),
+            *(run.token_log_probs, run.log_last, run.suspect, run.tiles, run.alpha, run.sent, run.weight, run.rate),
+        )
+        ctx.factored, ctx.precision, ctx.cut = factored, precision, cut
+        ctx.mark_non_differentiable(run.suspect)
+        return run.token_log_probs, run.log_last, run.suspect
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        from vlhmm.ops.blocked_recursion import launch
+
+        # Asked for once: under checkpointing a second time would be refused.
+        saved = ctx.saved_tensors
+        factors, packed, run = _rebuilt(saved[:10], ctx.factored), launch.Operands(*saved[10:13]), launch.Run(*saved[13:])
+        gradient = launch.backward(factors, packed, run, cotangents[0], cotangents[1], ctx.precision, ctx.cut)
+        return (
+            *(gradient.log_previous, gradient.log_inits, gradient.out, gradient.into),
+            *(gradient.row_term, gradient.log_emission),
+            *(None, None, None, None),
+        )

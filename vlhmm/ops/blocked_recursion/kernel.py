@@ -1,0 +1,393 @@
+"""The blocked recursion on a GPU, in four kernels; `launch.py` calls them.
+
+    make_tiles   a program a tile      S = exp(out in^T), each row shifted or normalised, and the log weight of each row
+    forward      a program a sequence  messages from position to position: vector times tile
+    backward     a program a sequence  the same from the end: tile times vector
+    accumulate   a program a stretch of positions  the gradient of the features: tile gradient times the other features
+
+The tile of a position is A[z, z'] = exp(log_weight(z)) S[z, z']: block-factored, S is the softmax of a row and log_weight
+the log-probability of the block; softmax, S is shifted so that its largest entry in a row is 1. Nothing in S underflows
+where it matters, though all of A may be exp(-60). With w = exp(log_weight - shift), alpha_t the filtered probabilities,
+e_t the emission, c_t the normaliser, g_t the cotangent of log c_t, and slope_t = dL / dlog u_t over alpha_t (see
+`vlhmm.ops.recursion.scaled`):
+
+    sent_t  = alpha_t-1 w            u_t = (sent_t S) e_t           alpha_t = u_t / c_t
+    ratio_t = slope_t e_t / c_t      mean_t = S ratio_t             slope_t-1 = w mean_t + g_t-1 - sum of sent_t mean_t
+
+    dL / dlog A[z, z'] = sent(z) S[z, z'] ratio(z')                 its row sum: sent(z) mean(z)
+    dL / dlogits[z, z'] = sent(z) S[z, z'] (ratio(z') - mean(z))    block-factored; softmax: without the mean
+
+K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+# A quarter of float32's exponents is left as a margin above its smallest number.
+TINY = tl.constexpr(4e-29)
+
+
+@triton.jit
+@no_type_check
+def finite_or_zero(peak):
+    """A shift that leaves -inf as it is, where nothing is possible."""
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@triton.jit
+@no_type_check
+def pack(features, packed, barrier, num_rows, H, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, ROWS: tl.constexpr):
+    """Features as operands: in the operands' type, zeros up to WIDTH; the barrier is -inf for rows with -inf in them.
+
+    Such a row can never be entered. Its features become 0, so that no product 0 times -inf is ever taken.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH_PAD)
+    here = (row < num_rows)[:, None]
+    value = tl.load(features + row[:, None] * H + column[None, :], mask=here & (column < H)[None, :], other=0.0)
+    value = value.to(tl.float32)
+    tl.store(barrier + row, tl.where(tl.min(value, axis=1) == float("-inf"), float("-inf"), 0.0), mask=row < num_rows)
+    value = tl.where(value == float("-inf"), 0.0, value)
+    at = packed + row[:, None] * WIDTH + column[None, :]
+    tl.store(at, value.to(packed.dtype.element_ty), mask=here & (column < WIDTH)[None, :])
+
+
+@triton.jit
+@no_type_check
+def make_tiles(
+    out,
+    into,
+    barrier,
+    row_term,
+    source_group,
+    target_group,
+    tiles,
+    log_weight,
+    found_zero,
+    K,
+    M,
+    WIDTH: tl.constexpr,
+    BLOCK_FACTORED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Rows of one tile S, and the log weight of each. A row stays whole: its normaliser needs all K columns."""
+    n = tl.program_id(0).to(tl.int64)
+    source = tl.load(source_group + n).to(tl.int64) * K
+    target = tl.load(target_group + n).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, K_PAD)
+    row_in, column_in = row < K, column < K
+    feature = tl.arange(0, BLOCK_H)
+    left_at = out + (source + row)[:, None] * WIDTH + feature[None, :]
+    right_at = into + (target * K + column)[None, :] * WIDTH + feature[:, None]
+    logits = tl.zeros((ROWS, K_PAD), dtype=tl.float32)
+    for first in range(0, WIDTH, BLOCK_H):
+        left = tl.load(left_at + first, mask=row_in[:, None], other=0.0)
+        right = tl.load(right_at + first, mask=column_in[None, :], other=0.0)
+        logits = tl.dot(left, right, logits, input_precision=PRECISION)
+    logits += tl.load(barrier + target * K + column, mask=column_in, other=float("-inf"))[None, :]
+    peak = tl.max(logits, axis=1)
+    tile = tl.exp(logits - finite_or_zero(peak)[:, None])
+    if BLOCK_FACTORED:
+        total = tl.sum(tile, axis=1)
+        tile = tile / tl.where(total > 0, total, 1.0)[:, None]
+        weight = tl.load(row_term + (source + row) * M + target, mask=row_in, other=float("-inf"))
+    else:
+        log_normalizer = tl.load(row_term + source + row, mask=row_in, other=0.0)
+        weight = tl.where(peak == float("-inf"), float("-inf"), peak - log_normalizer)
+    smallest = tl.min(tl.min(tl.where(row_in[:, None] & column_in[None, :], tile, 1.0), axis=1), axis=0)
+    # Several programs may write it; all write the same.
+    tl.store(found_zero, 1, mask=smallest == 0.0)
+    tile = tl.where(row_in[:, None], tile, 0.0)
+    at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
+    tl.store(at, tile.to(tiles.dtype.element_ty))
+    tl.store(log_weight + n * K + row, weight, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def forward(
+    tiles,
+    log_weight,
+    log_emission,
+    log_inits,
+    init_of,
+    log_previous,
+    lengths,
+    token_log_probs,
+    log_last,
+    alpha,
+    sent,
+    weight,
+    rate,
+    doubt,
+    found_zero,
+    T,
+    K,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One sequence. Each step waits for the one before, so all that does not is loaded a step ahead.
+
+    `rate` is e_t / c_t. `doubt` is 2 where a total was next to nothing, 1 where a single message was, else 0.
+    """
+    CHUNKS: tl.constexpr = K_PAD // ROWS
+    b = tl.program_id(0).to(tl.int64)
+    state = tl.arange(0, K_PAD)
+    inside = state < K
+    row = tl.arange(0, ROWS)
+    length = tl.load(lengths + b)
+    last = tl.maximum(length, 1) - 1
+    log_message = tl.load(log_previous + b * K + state, mask=inside, other=float("-inf"))
+    message = tl.exp(log_message)
+    alive = tl.where(tl.max(log_message, axis=0) > float("-inf"), 1.0, 0.0)
+    low = 0
+    fading = state < 0
+    vanished = (message < TINY) & (log_message > float("-inf"))
+    no_weight = state < 0
+    tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
+    weight_at = log_weight + b * T * K + state
+    emission_at = log_emission + b * T * K + state
+    next_tile = tl.load(tile_at)
+    next_log_weight = tl.load(weight_at, mask=inside, other=float("-inf"))
+    next_log_emission = tl.load(emission_at, mask=inside, other=float("-inf"))
+    next_init = tl.load(init_of + b * T)
+    for t in range(0, length):
+        at = b * T + t
+        log_w, log_e, init = next_log_weight, next_log_emission, next_init
+        # The last step loads its own once more, not what lies behind.
+        following = tl.minimum(t + 1, last)
+        next_log_weight = tl.load(weight_at + following * K, mask=inside, other=float("-inf"))
+        next_log_emission = tl.load(emission_at + following * K, mask=inside, other=float("-inf"))
+        next_init = tl.load(init_of + b * T + following)
+        shift = finite_or_zero(tl.max(log_w, axis=0))
+        # A state that begins anew has not moved.
+        w = tl.where(init >= 0, 0.0, tl.exp(log_w - shift))
+        no_weight = no_weight | ((w == 0.0) & inside & (init < 0))
+        moving = message * w
+        tl.store(weight + at * K + state, w, mask=inside)
+        tl.store(sent + at * K + state, moving, mask=inside)
+        if CHUNKS > 1:
+            # A register cannot be indexed by the chunk: `sent` is read back from memory, once all have written it.
+            tl.debug_barrier()
+        predicted = tl.zeros((K_PAD,), dtype=tl.float32)
+        for chunk in range(0, CHUNKS):
+            tile = next_tile
+            next_chunk = tl.minimum(t * CHUNKS + chunk + 1, last * CHUNKS + CHUNKS - 1)
+            next_tile = tl.load(tile_at + next_chunk * (ROWS * K_PAD))
+            if CHUNKS > 1:
+                rows = chunk * ROWS + row
+                part = tl.load(sent + at * K + rows, mask=rows < K, other=0.0)
+            else:
+                part = moving
+            predicted += tl.sum(part[:, None] * tile.to(tl.float32), axis=0)
+        if init >= 0:
+            log_begun = tl.load(log_inits + init.to(tl.int64) * K + state, mask=inside, other=float("-inf"))
+            shift = finite_or_zero(tl.max(log_begun, axis=0))
+            # What has once become impossible stays so, also when the states begin anew.
+            predicted = tl.exp(log_begun - shift) * alive
+        peak = finite_or_zero(tl.max(log_e, axis=0))
+        emission = tl.exp(log_e - peak)
+        joint = predicted * emission
+        total = tl.sum(joint, axis=0)
+        possible = total > 0.0
+        low = tl.where((total < TINY) & (alive > 0.0), 2, low)
+        alive = tl.where(possible, alive, 0.0)
+        divisor = tl.where(possible, total, 1.0)
+        message = joint / divisor
+        fading = fading | ((message > 0.0) & (message < TINY))
+        tl.store(alpha + at * K + state, message, mask=inside)
+        tl.store(rate + at * K + state, tl.where(possible, emission / divisor, 0.0), mask=inside)
+        tl.store(token_log_probs + at, tl.where(possible, tl.log(divisor) + (shift + peak), float("-inf")))
+    for t in range(length, T):
+        at = b * T + t
+        tl.store(sent + at * K + state, tl.zeros((K_PAD,), dtype=tl.float32), mask=inside)
+        tl.store(token_log_probs + at, 0.0)
+    reached = message > 0.0
+    log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
+    tl.store(log_last + b * K + state, log_message, mask=inside)
+    fades = tl.max(tl.where(fading | vanished, 1, 0), axis=0)
+    tl.store(doubt + b, tl.maximum(low, fades))
+    tl.store(found_zero, 1, mask=tl.max(tl.where(no_weight, 1, 0), axis=0) > 0)
+
+
+@triton.jit
+@no_type_check
+def backward(
+    tiles,
+    alpha,
+    weight,
+    rate,
+    init_of,
+    source_group,
+    target_group,
+    log_previous,
+    lengths,
+    token_cotangent,
+    last_cotangent,
+    posterior,
+    ratio,
+    mean,
+    d_log_previous,
+    d_log_inits,
+    d_row_term,
+    T,
+    K,
+    M,
+    BLOCK_FACTORED: tl.constexpr,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One sequence from its end; the gradients of the row terms and of the inits are added as they are met."""
+    CHUNKS: tl.constexpr = K_PAD // ROWS
+    b = tl.program_id(0).to(tl.int64)
+    state = tl.arange(0, K_PAD)
+    inside = state < K
+    row = tl.arange(0, ROWS)
+    length = tl.load(lengths + b)
+    last = tl.maximum(length, 1) - 1
+    tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
+    vector_at = b * T * K + state
+    previous = tl.exp(tl.load(log_previous + b * K + state, mask=inside, other=float("-inf")))
+    before = tl.load(alpha + vector_at + last * K, mask=inside & (length > 0), other=0.0)
+    before = tl.where(length > 0, before, previous)
+    next_before = tl.load(alpha + vector_at + tl.maximum(last - 1, 0) * K, mask=inside & (last > 0), other=0.0)
+    flow = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
+    flow = tl.where(before > 0.0, flow, 0.0)
+    # dL / dlog alpha over alpha: bounded where the quotient of two small numbers would not be.
+    slope = tl.where(before > 0.0, flow / tl.where(before > 0.0, before, 1.0), 0.0)
+    next_tile = tl.load(tile_at + last * CHUNKS * (ROWS * K_PAD))
+    next_weight = tl.load(weight + vector_at + last * K, mask=inside & (length > 0), other=0.0)
+    next_rate = tl.load(rate + vector_at + last * K, mask=inside & (length > 0), other=0.0)
+    next_cotangent = tl.load(token_cotangent + b * T + last)
+    for step in range(0, length):
+        t = last - step
+        at = b * T + t
+        here, before = before, tl.where(t > 0, next_before, previous)
+        w, r, cotangent = next_weight, next_rate, next_cotangent
+        following = tl.maximum(t - 1, 0)
+        next_before = tl.load(alpha + vector_at + tl.maximum(t - 2, 0) * K, mask=inside & (t > 1), other=0.0)
+        next_weight = tl.load(weight + vector_at + following * K, mask=inside, other=0.0)
+        next_rate = tl.load(rate + vector_at + following * K, mask=inside, other=0.0)
+        next_cotangent = tl.load(token_cotangent + b * T + following)
+        init = tl.load(init_of + at)
+        source = tl.load(source_group + at).to(tl.int64)
+        target = tl.load(target_group + at).to(tl.int64)
+        # What cannot be has no gradient, whatever was asked of it.
+        slope = tl.where(here > 0.0, slope + (cotangent - tl.sum(flow, axis=0)), 0.0)
+        q = here * slope
+        r = slope * r
+        tl.store(posterior + at * K + state, q, mask=inside)
+        tl.store(ratio + at * K + state, r, mask=inside)
+        average = tl.zeros((K_PAD,), dtype=tl.float32)
+        for chunk in range(0, CHUNKS):
+            tile = next_tile
+            # Chunks go up within a tile, tiles go down.
+            next_chunk = t * CHUNKS + chunk + 1
+            if chunk + 1 == CHUNKS:
+                next_chunk = following * CHUNKS
+            next_tile = tl.load(tile_at + next_chunk * (ROWS * K_PAD))
+            part = tl.sum(tile.to(tl.float32) * r[None, :], axis=1)
+            rows = chunk * ROWS + row
+            tl.store(mean + at * K + rows, part, mask=rows < K)
+            if CHUNKS == 1:
+                average = part
+        if CHUNKS > 1:
+            # As in the forward direction: pieces become whole in memory.
+            tl.debug_barrier()
+            average = tl.load(mean + at * K + state, mask=inside, other=0.0)
+        slope = w * average
+        flow = before * slope
+        used = inside & (flow != 0.0)
+        if BLOCK_FACTORED:
+            tl.atomic_add(d_row_term + (source * K + state) * M + target, flow, mask=used, sem="relaxed")
+        else:
+            tl.atomic_add(d_row_term + source * K + state, -flow, mask=used, sem="relaxed")
+        begun = inside & (init >= 0)
+        tl.atomic_add(d_log_inits + init.to(tl.int64) * K + state, q, mask=begun, sem="relaxed")
+    tl.store(d_log_previous + b * K + state, flow, mask=inside)
+    nothing = tl.zeros((K_PAD,), dtype=tl.float32)
+    for t in range(length, T):
+        at = b * T + t
+        tl.store(posterior + at * K + state, nothing, mask=inside)
+        tl.store(ratio + at * K + state, nothing, mask=inside)
+        tl.store(mean + at * K + state, nothing, mask=inside)
+
+
+@triton.jit
+@no_type_check
+def accumulate(
+    tiles,
+    sent,
+    ratio,
+    mean,
+    order,
+    own_group,
+    other_group,
+    features,
+    gradient,
+    num_positions,
+    stretch,
+    K,
+    H,
+    WIDTH,
+    BLOCK_FACTORED: tl.constexpr,
+    BY_TARGET: tl.constexpr,
+    PRECISION: tl.constexpr,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """gradient[own states] += dlogits features[other states], over positions in the order of their own group.
+
+    A program takes `stretch` positions and keeps the sum in registers as long as the group stays the same: however
+    frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
+    """
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    feature = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    inner = tl.arange(0, INNER)
+    row_in = row < K
+    first = tl.program_id(0) * stretch
+    end = tl.minimum(first + stretch, num_positions)
+    group = tl.load(own_group + first).to(tl.int64)
+    total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
+    gradient_at = gradient + row[:, None] * H + feature[None, :]
+    gradient_in = row_in[:, None] & (feature < H)[None, :]
+    for p in range(first, end):
+        n = tl.load(order + p).to(tl.int64)
+        own = tl.load(own_group + p).to(tl.int64)
+        other = tl.load(other_group + p).to(tl.int64)
+        if own != group:
+            tl.atomic_add(gradient_at + group * K * H, total, mask=gradient_in, sem="relaxed")
+            total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
+            group = own
+        for begin in tl.static_range(0, K_PAD, INNER):
+            column = begin + inner
+            column_in = column < K
+            vectors = n * K
+            if BY_TARGET:
+                tile = tl.load(tiles + n * K_PAD * K_PAD + column[None, :] * K_PAD + row[:, None]).to(tl.float32)
+                toward = tl.load(ratio + vectors + row, mask=row_in, other=0.0)[:, None]
+                leaving = tl.load(sent + vectors + column, mask=column_in, other=0.0)[None, :]
+            else:
+                tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]).to(tl.float32)
+                toward = tl.load(ratio + vectors + column, mask=column_in, other=0.0)[None, :]
+                leaving = tl.load(sent + vectors + row, mask=row_in, other=0.0)[:, None]
+            if BLOCK_FACTORED:
+                if BY_TARGET:
+                    toward = toward - tl.load(mean + vectors + column, mask=column_in, other=0.0)[None, :]
+                else:
+                    toward = toward - tl.load(mean + vectors + row, mask=row_in, other=0.0)[:, None]
+            d_logits = tile * (leaving * toward)
+            at = features + (other * K + column)[:, None] * WIDTH + feature[None, :]
+            operand = tl.load(at, mask=column_in[:, None] & (feature < WIDTH)[None, :], other=0.0)
+            total = tl.dot(d_logits.to(operand.dtype), operand, total, input_precision=PRECISION)
+    tl.atomic_add(gradient_at + group * K * H, total, mask=gradient_in, sem="relaxed")

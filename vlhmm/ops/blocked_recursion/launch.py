@@ -1,0 +1,270 @@
+"""How the kernels of the blocked recursion are called: what is allocated, how the work is cut. Nothing here asks the
+device anything, so a CUDA graph can hold it all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vlhmm.ops.blocked_recursion import kernel
+from vlhmm.ops.blocked_recursion.factors import BlockedFactors, Precision
+from vlhmm.tables import BlockFactoredTransition
+
+LARGEST_STATES = 1024
+"""The most states of a group: a row of a tile is held whole by one program."""
+
+# What one program may hold of a tile: 64 numbers a thread, in 8 warps.
+TILE_NUMBERS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Sizes of the pieces, fixed by the number of states and the precision: nothing is tried out at run time."""
+
+    states: int
+    """K rounded up to a power of two."""
+    tile_rows: int
+    tile_width: int
+    tile_warps: int
+    tile_stages: int
+    step_rows: int
+    """Rows of a tile that a step of the recursion takes at once."""
+    step_warps: int
+    sum_rows: int
+    sum_inner: int
+    sum_width: int
+    sum_warps: int
+    sum_stages: int
+    sum_programs: int
+    """About so many programs share the positions: one for each of a Hopper's 132 multiprocessors."""
+
+
+def cut_for(num_states: int, precision: Precision) -> Cut:
+    if num_states > LARGEST_STATES:
+        raise ValueError(
+            f"a group has {num_states} states, but the GPU kernels of the blocked recursion take at most "
+            f"{LARGEST_STATES}; use more blocks, or the dense recursion"
+        )
+    states = max(16, triton.next_power_of_2(num_states))
+    rows = max(16, min(states, TILE_NUMBERS // states))
+    # Three stages of (rows + states) x width operands within 227 KB of shared memory.
+    width = 64 if states <= 256 else 32
+    warps = 4 if states < 64 else 8
+    common = {"states": states, "step_rows": rows, "step_warps": warps, "sum_programs": 132}
+    match precision:
+        case "bf16":
+            return Cut(
+                **common,
+                **{"tile_rows": rows, "tile_width": width, "tile_warps": warps, "tile_stages": 3},
+                **{"sum_rows": min(states, 128), "sum_inner": min(states, 128), "sum_width": 128},
+                **{"sum_warps": warps, "sum_stages": 3},
+            )
+        case "tf32":
+            return Cut(
+                **common,
+                **{"tile_rows": rows, "tile_width": width // 2, "tile_warps": warps, "tile_stages": 3},
+                **{"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128},
+                **{"sum_warps": warps, "sum_stages": 2},
+            )
+        case "highest":
+            # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
+            return Cut(
+                **common,
+                **{"tile_rows": min(rows, 32), "tile_width": 16, "tile_warps": warps, "tile_stages": 2},
+                **{"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64},
+                **{"sum_warps": warps, "sum_stages": 1},
+            )
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The features as the matrix products read them."""
+
+    out: Float[Tensor, "Z width"]
+    into: Float[Tensor, "Y width"]
+    barrier: Float[Tensor, " Y"]
+    """-inf for states that cannot be entered, else 0."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the forward pass leaves behind; vectors are zero or unwritten past the length where nothing reads them."""
+
+    token_log_probs: Float[Tensor, "B T"]
+    log_last: Float[Tensor, "B K"]
+    suspect: Bool[Tensor, " B"]
+    tiles: Float[Tensor, "B T K_pad K_pad"]
+    alpha: Float[Tensor, "B T K"]
+    sent: Float[Tensor, "B T K"]
+    weight: Float[Tensor, "B T K"]
+    rate: Float[Tensor, "B T K"]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    log_previous: Float[Tensor, "B K"]
+    log_inits: Float[Tensor, "I K"]
+    out: Float[Tensor, "Z H"]
+    into: Float[Tensor, "Y H"]
+    row_term: Float[Tensor, ...]
+    """Of log_block or of log_normalizer."""
+    log_emission: Float[Tensor, "B T K"]
+
+
+def product_precision(precision: Precision) -> str:
+    return "ieee" if precision == "highest" else "tf32"
+
+
+def operands(factors: BlockedFactors, precision: Precision) -> Operands:
+    """Packed once: each row is read by every position of its group."""
+    transition = factors.transition
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    out, _ = _packed(transition.out, dtype)
+    into, barrier = _packed(transition.into, dtype)
+    return Operands(out, into, barrier)
+
+
+def _packed(features: Float[Tensor, "Z H"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    num_rows, width = features.shape
+    step = min(64, max(16, triton.next_power_of_2(width)))
+    packed_width = triton.cdiv(width, step) * step
+    padded = triton.next_power_of_2(packed_width)
+    packed = features.new_empty(num_rows, packed_width, dtype=dtype)
+    barrier = features.new_empty(num_rows, dtype=torch.float32)
+    rows = max(1, 4096 // padded)
+    kernel.pack[(triton.cdiv(num_rows, rows),)](
+        *(features.contiguous(), packed, barrier, num_rows, width, packed_width, padded, rows)
+    )
+    return packed, barrier
+
+
+def row_term(factors: BlockedFactors) -> Float[Tensor, ...]:
+    transition = factors.transition
+    factored = isinstance(transition, BlockFactoredTransition)
+    return (transition.log_block if factored else transition.log_normalizer).contiguous()
+
+
+def num_blocks(factors: BlockedFactors) -> int:
+    transition = factors.transition
+    return transition.log_block.shape[1] if isinstance(transition, BlockFactoredTransition) else 1
+
+
+def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut: Cut) -> Run:
+    batch, length, num_states = factors.log_emission.shape
+    log_emission = factors.log_emission.contiguous()
+    tiles_type = torch.bfloat16 if precision == "bf16" else torch.float32
+    tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
+    log_weight, alpha, sent, weight, rate = (torch.empty_like(log_emission) for _ in range(5))
+    found_zero = log_emission.new_zeros(1, dtype=torch.int32)
+    width = packed.out.shape[1]
+    kernel.make_tiles[(batch * length, triton.cdiv(cut.states, cut.tile_rows))](
+        *(packed.out, packed.into, packed.barrier, row_term(factors)),
+        *(factors.source_group.contiguous(), factors.target_group.contiguous()),
+        *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
+        WIDTH=width,
+        BLOCK_FACTORED=isinstance(factors.transition, BlockFactoredTransition),
+        PRECISION=product_precision(precision),
+        K_PAD=cut.states,
+        ROWS=cut.tile_rows,
+        BLOCK_H=min(cut.tile_width, width),
+        num_warps=cut.tile_warps,
+        num_stages=cut.tile_stages,
+    )
+    token_log_probs = log_emission.new_empty(batch, length)
+    log_last = log_emission.new_empty(batch, num_states)
+    doubt = found_zero.new_empty(batch)
+    kernel.forward[(batch,)](
+        *(tiles, log_weight, log_emission, factors.log_inits.contiguous(), factors.init_of.contiguous()),
+        *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
+        *(token_log_probs, log_last, alpha, sent, weight, rate, doubt, found_zero, length, num_states),
+        K_PAD=cut.states,
+        ROWS=cut.step_rows,
+        num_warps=cut.step_warps,
+        num_stages=1,
+    )
+    # A single faded message matters only if a tile has zeros: else every state reaches every state.
+    suspect = doubt > 1 - found_zero
+    return Run(token_log_probs, log_last, suspect, tiles, alpha, sent, weight, rate)
+
+
+def backward(
+    factors: BlockedFactors,
+    packed: Operands,
+    run: Run,
+    token_cotangent: Float[Tensor, "B T"],
+    last_cotangent: Float[Tensor, "B K"],
+    precision: Precision,
+    cut: Cut,
+) -> Gradient:
+    batch, length, num_states = factors.log_emission.shape
+    transition = factors.transition
+    posterior, ratio, mean = (torch.empty_like(run.alpha) for _ in range(3))
+    d_log_previous = torch.empty_like(run.log_last)
+    d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
+    d_row_term = torch.zeros_like(row_term(factors))
+    kernel.backward[(batch,)](
+        *(run.tiles, run.alpha, run.weight, run.rate, factors.init_of.contiguous()),
+        *(factors.source_group.contiguous(), factors.target_group.contiguous()),
+        *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
+        *(token_cotangent.contiguous(), last_cotangent.contiguous()),
+        *(posterior, ratio, mean, d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
+        BLOCK_FACTORED=isinstance(transition, BlockFactoredTransition),
+        K_PAD=cut.states,
+        ROWS=cut.step_rows,
+        num_warps=cut.step_warps,
+        num_stages=1,
+    )
+    # Two short sorts of B T group numbers, in one launch; no large tensor is moved.
+    groups = torch.stack([factors.source_group.flatten(), factors.target_group.flatten()])
+    own, order = groups.sort(dim=1, stable=True)
+    other = groups.flip(0).gather(1, order)
+    by_source, by_target = (
+        _feature_gradient(factors, run, ratio, mean, precision, cut, own[side], other[side], order[side], *operand)
+        for side, operand in enumerate([(transition.out, packed.into, False), (transition.into, packed.out, True)])
+    )
+    return Gradient(d_log_previous, d_log_inits, by_source, by_target, d_row_term, posterior)
+
+
+def _feature_gradient(
+    factors: BlockedFactors,
+    run: Run,
+    ratio: Float[Tensor, "B T K"],
+    mean: Float[Tensor, "B T K"],
+    precision: Precision,
+    cut: Cut,
+    own_group: Int[Tensor, " N"],
+    other_group: Int[Tensor, " N"],
+    order: Int[Tensor, " N"],
+    own_features: Float[Tensor, "Z H"],
+    operand: Float[Tensor, "Y width"],
+    by_target: bool,
+) -> Float[Tensor, "Z H"]:
+    """The gradient of one side's features.
+
+    By bytes, with N = B T positions: a product per position written out and summed by a one-hot product would be
+    2 N K H numbers through memory and N M K H more operations; here the tiles are read once more, N K K numbers, and
+    the sums leave the registers once a stretch.
+    """
+    width, num_positions = own_features.shape[1], order.shape[0]
+    block_width = min(cut.sum_width, triton.next_power_of_2(operand.shape[1]))
+    pieces = triton.cdiv(cut.states, cut.sum_rows), triton.cdiv(width, block_width)
+    stretch = max(1, triton.cdiv(num_positions * pieces[0] * pieces[1], cut.sum_programs))
+    gradient = torch.zeros_like(own_features, dtype=torch.float32, memory_format=torch.contiguous_format)
+    kernel.accumulate[(triton.cdiv(num_positions, stretch), *pieces)](
+        *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, operand, gradient),
+        *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
+        BLOCK_FACTORED=isinstance(factors.transition, BlockFactoredTransition),
+        BY_TARGET=by_target,
+        PRECISION=product_precision(precision),
+        K_PAD=cut.states,
+        ROWS=cut.sum_rows,
+        INNER=cut.sum_inner,
+        BLOCK_H=block_width,
+        num_warps=cut.sum_warps,
+        num_stages=cut.sum_stages,
+    )
+    return gradient

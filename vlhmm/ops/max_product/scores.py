@@ -1,0 +1,97 @@
+"""Max-product on a CPU: the forward pass keeps scores, and the way back finds each predecessor from them.
+
+Only one state a position is on the path, so its predecessor is sought when the path is known: the forward pass takes
+the maximum alone, which runs over adjacent numbers many times as fast as a maximum with its index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.ops.recursion.factors import Factors
+
+STEP_BYTES = 1 << 23
+"""The scores of all pairs of states for a few sequences at a time: small enough to stay near the processor."""
+
+
+@dataclass(frozen=True)
+class ScoresBefore:
+    """What the way back needs in place of back-pointers."""
+
+    log_before: Float[Tensor, "B T K"]
+    """The best score of a path into each state of the position before, relative to the best of them."""
+    log_tiles_into: Float[Tensor, "U K K"]
+    """log A[z, z'] at [z', z]: what leads into one state lies side by side."""
+
+
+def max_product(
+    factors: Factors, keep_way: bool
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], ScoresBefore | None]:
+    """As the reference, with scores in place of back-pointers."""
+    log_tiles_into = factors.log_tiles.mT.contiguous()
+    begun = factors.init_of >= 0
+    any_begun, all_begun = begun.any(0).tolist(), begun.all(0).tolist()
+    # Every sequence takes the one tile: it need not be copied for each.
+    tile_of = None if factors.log_tiles.shape[0] == 1 else factors.tile_of
+    shortest = int(factors.lengths.min())
+    log_best = factors.log_previous - factors.log_previous.amax(1, keepdim=True)
+    log_best = torch.where(log_best.isnan(), -torch.inf, log_best)
+    alive = factors.begins_alive()[:, None]
+    gains = torch.empty_like(factors.log_emission[:, :, 0])
+    log_before = torch.empty_like(factors.log_emission) if keep_way else None
+    for t in range(factors.num_positions):
+        if log_before is not None:
+            log_before[:, t] = log_best
+        score = log_best
+        if not all_begun[t]:
+            score = _best_move(log_best, log_tiles_into, None if tile_of is None else tile_of[:, t])
+        if any_begun[t]:
+            begins = factors.log_inits[factors.init_of[:, t].clamp(min=0)]
+            score = torch.where(begun[:, t, None], begins, score)
+        score = torch.where(alive, score + factors.log_emission[:, t], -torch.inf)
+        gain = score.amax(1, keepdim=True)
+        possible = gain > -torch.inf
+        score = score - torch.where(possible, gain, 0.0)
+        if t >= shortest:
+            within = (t < factors.lengths)[:, None]
+            score = torch.where(within, score, log_best)
+            gain = torch.where(within, gain, 0.0)
+            possible = possible | ~within
+        log_best, alive = score, alive & possible
+        gains[:, t] = gain[:, 0]
+    return gains, log_best, None if log_before is None else ScoresBefore(log_before, log_tiles_into)
+
+
+def _best_move(
+    log_best: Float[Tensor, "B K"], log_tiles_into: Float[Tensor, "U K K"], tile_of: Int[Tensor, " B"] | None
+) -> Float[Tensor, "B K"]:
+    """max over z of log_best(z) + log A[z, z'], a few sequences at a time."""
+    states = log_best.shape[1]
+    at_once = max(1, STEP_BYTES // (states * states * log_best.element_size()))
+    best = torch.empty_like(log_best)
+    for first in range(0, log_best.shape[0], at_once):
+        some = slice(first, first + at_once)
+        into = log_tiles_into if tile_of is None else log_tiles_into[tile_of[some]]
+        torch.amax(into + log_best[some, None], dim=2, out=best[some])
+    return best
+
+
+def trace(
+    factors: Factors, way: ScoresBefore, last_slot: Int[Tensor, " B"]
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+    """The best path that ends in `last_slot`, -1 past the length, and its slot before position 0."""
+    here, within, begun = last_slot, factors.within(), factors.init_of >= 0
+    any_begun, shortest = begun.any(0).tolist(), int(factors.lengths.min())
+    slots = torch.empty_like(factors.tile_of)
+    for t in range(factors.num_positions - 1, -1, -1):
+        slots[:, t] = here
+        scores = way.log_before[:, t] + way.log_tiles_into[factors.tile_of[:, t], here]
+        if any_begun[t]:
+            scores = torch.where(begun[:, t, None], way.log_before[:, t], scores)
+        before = scores.argmax(1)
+        here = torch.where(within[:, t], before, here) if t >= shortest else before
+    return torch.where(within, slots, -1), here

@@ -1,0 +1,358 @@
+"""row_logsumexp on a GPU: logits live in one tile at a time, as in flash attention.
+
+The forward pass takes log_sum_z = log sum_y exp(out_z . in_y) with a running peak and sum. When `out` needs a
+gradient it also takes mean_z = sum_y p(y | z) in_y from the tile it already holds: the gradient of `out` is then
+grad_z mean_z, and only the gradient of `into` has to make the logits again. Together 8 Z Y H operations instead of the
+10 of making them once for each output, and no atomics: each program owns the rows it writes.
+
+Operands are packed first: rows padded to whole tiles and columns to a width that the matrix units take, with zeros;
+a row of `into` with -inf in it is dead (p(y | z) = 0), and its features are zeros too, so that no 0 times -inf is ever
+taken. Then the loops need no masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+Precision = Literal["bf16", "tf32", "highest"]
+
+# Above it, a tile and its accumulator fit neither shared memory nor registers.
+LARGEST_WIDTH = 512
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the work is cut: a program keeps `rows` of one operand and streams tiles of `columns` of the other."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An operand as the kernels read it; `barrier` is 0, but -inf for rows that are padding or dead."""
+
+    features: Float[Tensor, "padded_rows padded_width"]
+    barrier: Float[Tensor, " padded_rows"]
+    num_rows: int
+    width: int
+
+
+def padded_widths(width: int) -> tuple[int, int]:
+    """`width` as a power of two and a padded rest: 256 -> (256, 0), 257 -> (256, 16), 100 -> (64, 64)."""
+    main = max(16, 1 << (width.bit_length() - 1))
+    rest = max(0, width - main)
+    return main, max(16, triton.next_power_of_2(rest)) if rest else 0
+
+
+def tiling(width: int, precision: Precision) -> Tiling:
+    """Fixed by size: the kept rows, the streamed tiles in flight and the accumulator must fit one multiprocessor."""
+    widest = sum(padded_widths(width))
+    if precision == "bf16":
+        if widest <= 128:
+            return Tiling(rows=128, columns=128, num_warps=8, num_stages=3)
+        if widest <= 320:
+            return Tiling(rows=128, columns=64, num_warps=8, num_stages=3)
+        return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
+    if widest <= 128:
+        return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
+    return Tiling(rows=32 if widest > 320 else 64, columns=32, num_warps=8, num_stages=2)
+
+
+def pack(operand: Float[Tensor, "N H"], precision: Precision) -> Packed:
+    """The operand in the precision of the products, padded with zeros; rows that hold -inf are dead."""
+    num_rows, width = operand.shape
+    # Every tile height divides 128.
+    padded_rows = triton.cdiv(num_rows, 128) * 128
+    padded_width = sum(padded_widths(width))
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    features = operand.new_empty(padded_rows, padded_width, dtype=dtype)
+    barrier = operand.new_empty(padded_rows, dtype=torch.float32)
+    block_rows = 16
+    _pack_kernel[(padded_rows // block_rows,)](
+        operand,
+        features,
+        barrier,
+        num_rows,
+        operand.stride(0),
+        operand.stride(1),
+        WIDTH=width,
+        PADDED_WIDTH=padded_width,
+        BLOCK_ROWS=block_rows,
+        BLOCK_WIDTH=triton.next_power_of_2(padded_width),
+        num_warps=4,
+    )
+    return Packed(features, barrier, num_rows, width)
+
+
+def forward(
+    out: Packed, into: Packed, *, with_mean: bool, precision: Precision, tiles: Tiling, num_splits: int | None = None
+) -> tuple[Float[Tensor, " Z"], Float[Tensor, "Z H"] | None]:
+    """log sum_y exp(out_z . in_y), and with it sum_y p(y | z) in_y when asked for."""
+    num_row_tiles = triton.cdiv(out.num_rows, tiles.rows)
+    num_column_tiles = triton.cdiv(into.num_rows, tiles.columns)
+    splits, tiles_per_split = _split(num_row_tiles, num_column_tiles, out.features.device, num_splits)
+    log_sum = out.features.new_empty(splits, out.num_rows, dtype=torch.float32)
+    mean_shape = (splits, out.num_rows, out.width) if with_mean else (0,)
+    mean = out.features.new_empty(mean_shape, dtype=torch.float32)
+    main, rest = padded_widths(out.width)
+    _forward_kernel[(num_row_tiles, splits)](
+        out.features,
+        into.features,
+        into.barrier,
+        log_sum,
+        mean,
+        out.num_rows,
+        num_column_tiles,
+        tiles_per_split,
+        WIDTH=out.width,
+        MAIN=main,
+        REST=rest,
+        BLOCK_ROWS=tiles.rows,
+        BLOCK_COLUMNS=tiles.columns,
+        WITH_MEAN=with_mean,
+        INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    if splits == 1:
+        return log_sum[0], mean[0] if with_mean else None
+    whole = log_sum.logsumexp(dim=0)
+    if not with_mean:
+        return whole, None
+    share = (log_sum - whole.masked_fill(whole == -torch.inf, 0.0)).exp_()
+    return whole, torch.einsum("sz,szh->zh", share, mean)
+
+
+def grad_into(
+    out: Packed,
+    into: Packed,
+    log_sum: Float[Tensor, " Z"],
+    grad: Float[Tensor, " Z"],
+    *,
+    precision: Precision,
+    tiles: Tiling,
+    num_splits: int | None = None,
+) -> Float[Tensor, "Y H"]:
+    """sum_z grad_z p(y | z) out_z."""
+    num_row_tiles = triton.cdiv(into.num_rows, tiles.rows)
+    num_column_tiles = triton.cdiv(out.num_rows, tiles.columns)
+    splits, tiles_per_split = _split(num_row_tiles, num_column_tiles, into.features.device, num_splits)
+    # Padding, and rows that reach no live column, have the sum 0: a shift of +inf makes their p(y | z) zero.
+    shift = log_sum.masked_fill(log_sum == -torch.inf, torch.inf) * LOG2_E.value
+    padding = (0, out.features.shape[0] - out.num_rows)
+    shift, padded_grad = pad(shift, padding, value=torch.inf), pad(grad, padding)
+    result = into.features.new_empty(splits, into.num_rows, into.width, dtype=torch.float32)
+    main, rest = padded_widths(into.width)
+    _grad_into_kernel[(num_row_tiles, splits)](
+        out.features,
+        into.features,
+        into.barrier,
+        shift,
+        padded_grad,
+        result,
+        into.num_rows,
+        num_column_tiles,
+        tiles_per_split,
+        WIDTH=into.width,
+        MAIN=main,
+        REST=rest,
+        BLOCK_ROWS=tiles.rows,
+        BLOCK_COLUMNS=tiles.columns,
+        INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return result[0] if splits == 1 else result.sum(dim=0)
+
+
+def _split(num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None) -> tuple[int, int]:
+    """Into how many parts the streamed operand is cut, none empty, so that few row tiles still fill the device."""
+    if wanted is None:
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        # Parts of less than 4 tiles would spend their time on filling the pipeline.
+        wanted = min(max(1, processors // num_row_tiles), triton.cdiv(num_column_tiles, 4))
+    tiles_per_split = triton.cdiv(num_column_tiles, wanted)
+    return triton.cdiv(num_column_tiles, tiles_per_split), tiles_per_split
+
+
+@triton.jit
+def _pack_kernel(
+    operand_ptr,
+    features_ptr,
+    barrier_ptr,
+    num_rows,
+    row_stride,
+    column_stride,
+    WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    column = tl.arange(0, BLOCK_WIDTH)
+    inside = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    source = operand_ptr + row[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
+    value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    dead = tl.max((value == float("-inf")).to(tl.int32), axis=1) == 1
+    value = tl.where(dead[:, None], 0.0, value)
+    target = features_ptr + row[:, None] * PADDED_WIDTH + column[None, :]
+    tl.store(target, value.to(features_ptr.dtype.element_ty), mask=(column < PADDED_WIDTH)[None, :])
+    tl.store(barrier_ptr + row, tl.where(dead | (row >= num_rows), float("-inf"), 0.0))
+
+
+@triton.jit
+def _forward_kernel(
+    out_ptr,
+    into_ptr,
+    barrier_ptr,
+    log_sum_ptr,
+    mean_ptr,
+    num_rows,
+    num_column_tiles,
+    tiles_per_split,
+    WIDTH: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    WITH_MEAN: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+):
+    """Keeps a tile of `out`, streams `into`: log_sum (splits, Z), mean (splits, Z, H)."""
+    PADDED: tl.constexpr = MAIN + REST
+    first_row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
+    split = tl.program_id(1).to(tl.int64)
+    first_tile = split * tiles_per_split
+    last_tile = tl.minimum(first_tile + tiles_per_split, num_column_tiles)
+    row = tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_COLUMNS)
+    main = tl.arange(0, MAIN)
+
+    out_tile = out_ptr + first_row * PADDED + row[:, None] * PADDED
+    into_tile = into_ptr + first_tile * BLOCK_COLUMNS * PADDED + column[:, None] * PADDED
+    out = tl.load(out_tile + main[None, :])
+    mean = tl.zeros((BLOCK_ROWS, MAIN), tl.float32)
+    if REST > 0:
+        rest = MAIN + tl.arange(0, REST)
+        out_rest = tl.load(out_tile + rest[None, :])
+        mean_rest = tl.zeros((BLOCK_ROWS, REST), tl.float32)
+
+    # In units of log 2: the hardware's exponential is exp2.
+    peak = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_ROWS,), tl.float32)
+    for tile in range(first_tile, last_tile):
+        into = tl.load(into_tile + main[None, :])
+        logits = tl.dot(out, into.T, input_precision=INPUT_PRECISION)
+        if REST > 0:
+            into_rest = tl.load(into_tile + rest[None, :])
+            logits = tl.dot(out_rest, into_rest.T, logits, input_precision=INPUT_PRECISION)
+        barrier = tl.load(barrier_ptr + tile * BLOCK_COLUMNS + column)
+        logits = logits * LOG2_E + barrier[None, :]
+        new_peak = tl.maximum(peak, tl.max(logits, axis=1))
+        # While every column was dead the peak is -inf, and -inf - -inf would be NaN.
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        prob = tl.exp2(logits - shift[:, None])
+        shrink = tl.exp2(peak - shift)
+        total = total * shrink + tl.sum(prob, axis=1)
+        peak = new_peak
+        if WITH_MEAN:
+            operand = prob.to(into.dtype)
+            mean = tl.dot(operand, into, mean * shrink[:, None], input_precision=INPUT_PRECISION)
+            if REST > 0:
+                mean_rest = tl.dot(
+                    operand, into_rest, mean_rest * shrink[:, None], input_precision=INPUT_PRECISION
+                )
+        into_tile += BLOCK_COLUMNS * PADDED
+
+    inside = first_row + row < num_rows
+    result_row = split * num_rows + first_row + row
+    tl.store(log_sum_ptr + result_row, (peak + tl.log2(total)) * LN_2, mask=inside)
+    if WITH_MEAN:
+        # A row without a live column has the sum 0 and the mean 0.
+        scale = 1.0 / tl.where(total == 0.0, 1.0, total)
+        mean_row = mean_ptr + result_row[:, None] * WIDTH
+        tl.store(
+            mean_row + main[None, :], mean * scale[:, None], mask=inside[:, None] & (main < WIDTH)[None, :]
+        )
+        if REST > 0:
+            tl.store(
+                mean_row + rest[None, :], mean_rest * scale[:, None], mask=inside[:, None] & (rest < WIDTH)[None, :]
+            )
+
+
+@triton.jit
+def _grad_into_kernel(
+    out_ptr,
+    into_ptr,
+    barrier_ptr,
+    shift_ptr,
+    grad_ptr,
+    result_ptr,
+    num_into,
+    num_column_tiles,
+    tiles_per_split,
+    WIDTH: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+):
+    """Keeps a tile of `into`, streams `out`: result (splits, Y, H)."""
+    PADDED: tl.constexpr = MAIN + REST
+    first_row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
+    split = tl.program_id(1).to(tl.int64)
+    first_tile = split * tiles_per_split
+    last_tile = tl.minimum(first_tile + tiles_per_split, num_column_tiles)
+    row = tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_COLUMNS)
+    main = tl.arange(0, MAIN)
+
+    into_tile = into_ptr + first_row * PADDED + row[:, None] * PADDED
+    out_tile = out_ptr + first_tile * BLOCK_COLUMNS * PADDED + column[:, None] * PADDED
+    into = tl.load(into_tile + main[None, :])
+    result = tl.zeros((BLOCK_ROWS, MAIN), tl.float32)
+    if REST > 0:
+        rest = MAIN + tl.arange(0, REST)
+        into_rest = tl.load(into_tile + rest[None, :])
+        result_rest = tl.zeros((BLOCK_ROWS, REST), tl.float32)
+
+    for tile in range(first_tile, last_tile):
+        out = tl.load(out_tile + main[None, :])
+        logits = tl.dot(into, out.T, input_precision=INPUT_PRECISION)
+        if REST > 0:
+            out_rest = tl.load(out_tile + rest[None, :])
+            logits = tl.dot(into_rest, out_rest.T, logits, input_precision=INPUT_PRECISION)
+        shift = tl.load(shift_ptr + tile * BLOCK_COLUMNS + column)
+        grad = tl.load(grad_ptr + tile * BLOCK_COLUMNS + column)
+        weight = tl.exp2(logits * LOG2_E - shift[None, :]) * grad[None, :]
+        operand = weight.to(out.dtype)
+        result = tl.dot(operand, out, result, input_precision=INPUT_PRECISION)
+        if REST > 0:
+            result_rest = tl.dot(operand, out_rest, result_rest, input_precision=INPUT_PRECISION)
+        out_tile += BLOCK_COLUMNS * PADDED
+
+    target = first_row + row
+    # Dead rows hold what zeros would have got; it may even be infinite.
+    live = (tl.load(barrier_ptr + target) == 0.0)[:, None]
+    inside = (target < num_into)[:, None]
+    result_row = result_ptr + (split * num_into + target)[:, None] * WIDTH
+    tl.store(result_row + main[None, :], tl.where(live, result, 0.0), mask=inside & (main < WIDTH)[None, :])
+    if REST > 0:
+        tl.store(
+            result_row + rest[None, :], tl.where(live, result_rest, 0.0), mask=inside & (rest < WIDTH)[None, :]
+        )

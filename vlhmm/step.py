@@ -1,0 +1,191 @@
+"""One step of training: loss and gradients of a window, then the update; on a GPU two CUDA graphs.
+
+All that a step reads and writes lies in buffers of fixed size and place, so that the same code runs eagerly or as a captured
+graph. Gradients and update are separate: several processes can reduce their gradients in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from vlhmm.inference.gather import Batch, Boundary
+from vlhmm.inference.score import score
+from vlhmm.models import Kept, Model
+from vlhmm.tables import Belief
+from vlhmm.train_settings import TrainSettings
+
+EAGER_STEPS = 3
+"""Steps made before a graph is captured: they compile kernels and make the optimizer's state."""
+
+
+class Step:
+    """The model with everything that changes at every step."""
+
+    def __init__(self, model: Model, settings: TrainSettings) -> None:
+        self.model, self.settings = model, settings
+        device = model.group_of_word.device
+        on_gpu = device.type == "cuda"
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            # A captured update reads its rate from memory.
+            lr=torch.tensor(settings.learning_rate, device=device) if on_gpu else settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            fused=on_gpu,
+            capturable=on_gpu,
+        )
+        self.averaged = copy.deepcopy(model).requires_grad_(False) if settings.ema else model
+        self._average_weight = torch.ones((), device=device)
+        # Several processes would seed it alike: all must keep the same states.
+        self.generator = torch.Generator(device).manual_seed(settings.seed)
+        first = model.kept_after_dropout(settings.state_dropout, torch.Generator(device))
+        self._kept = None if first is None else first.states
+        states = model.support.states_per_word if self._kept is None else self._kept.shape[1]
+        dtype = self.parameters[0].dtype
+        self._tokens = torch.zeros(settings.batch_size, settings.window, dtype=torch.int64, device=device)
+        self._lengths = torch.full((settings.batch_size,), settings.window, device=device)
+        self._belief = Belief(
+            torch.zeros(settings.batch_size, dtype=torch.int64, device=device),
+            torch.zeros(settings.batch_size, states, dtype=dtype, device=device),
+        )
+        self.loss = torch.zeros((), device=device)
+        """Of the last step, in nats per token."""
+        self.gradient_norm = torch.zeros((), device=device)
+        self.token_log_probs = torch.zeros(settings.batch_size, settings.window, dtype=dtype, device=device)
+        self.count = 0
+        self._graphs = _Graphs(self) if on_gpu and settings.graphs else None
+
+    def __call__(self, tokens: Int[Tensor, "B T"], rate: float, fresh: bool) -> None:
+        """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief."""
+        self._tokens.copy_(tokens, non_blocking=True)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        if self.settings.ema:
+            # Early on the average is short, so that it does not remember the random start.
+            decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))
+            self._average_weight.fill_(1 - decay)
+        if self._graphs is not None:
+            self._graphs.replay(fresh)
+        else:
+            self.make_gradients(fresh)
+            self.update()
+        self.count += 1
+
+    def make_gradients(self, fresh: bool) -> None:
+        """The gradient of minus log p(window | what came before) per token, into the parameters' `grad`."""
+        previous = None if fresh or self._kept is None else Kept(self._kept.clone())
+        kept = self.model.kept_after_dropout(self.settings.state_dropout, self.generator)
+        tables, transition = self.model(previous, kept)
+        boundary = None
+        if previous is not None and transition is not None:
+            boundary = Boundary(self.model.support_of(previous), transition)
+        belief = None if fresh else self._belief
+        scored = score(tables, Batch(self._tokens, self._lengths), belief, boundary)
+        loss = -scored.token_log_probs.sum() / self._tokens.numel()
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+        loss.backward()
+        self.loss.copy_(loss.detach())
+        self.token_log_probs.copy_(scored.token_log_probs.detach())
+        self._belief.token.copy_(scored.belief.token)
+        self._belief.log_probs.copy_(scored.belief.log_probs.detach())
+        if self._kept is not None and kept is not None:
+            self._kept.copy_(kept.states)
+
+    def update(self) -> None:
+        """The optimizer's step and the running average."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
+        self.gradient_norm.copy_(norm)
+        self.optimizer.step()
+        if self.settings.ema:
+            with torch.no_grad():
+                for average, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
+                    average.lerp_(parameter, self._average_weight)
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it as named tensors."""
+        tensors = {
+            "generator": self.generator.get_state(),
+            "belief.token": self._belief.token,
+            "belief.log_probs": self._belief.log_probs,
+        }
+        if self._kept is not None:
+            tensors["kept"] = self._kept
+        for name, value in self.model.state_dict().items():
+            tensors[f"model.{name}"] = value
+        if self.settings.ema:
+            for name, value in self.averaged.state_dict().items():
+                tensors[f"averaged.{name}"] = value
+        for index, values in self.optimizer.state_dict()["state"].items():
+            for name, value in values.items():
+                tensors[f"optimizer.{index}.{name}"] = value
+        return tensors
+
+    def restore(self, tensors: dict[str, Tensor], count: int) -> None:
+        """What `state` gave, after `count` steps."""
+        self.count = count
+        self.generator.set_state(tensors["generator"])
+        self._belief.token.copy_(tensors["belief.token"])
+        self._belief.log_probs.copy_(tensors["belief.log_probs"])
+        if self._kept is not None:
+            self._kept.copy_(tensors["kept"])
+        self.model.load_state_dict(part_of(tensors, "model."))
+        if self.settings.ema:
+            self.averaged.load_state_dict(part_of(tensors, "averaged."))
+        optimizer = self.optimizer.state_dict()
+        for name, value in part_of(tensors, "optimizer.").items():
+            index, key = name.split(".")
+            optimizer["state"].setdefault(int(index), {})[key] = value
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(optimizer)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+class _Graphs:
+    """The steady step as two CUDA graphs. Windows that begin a stream anew, once an epoch, run eagerly."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._steady_is_fresh = step.settings.windows == "independent"
+        self._eager_left = EAGER_STEPS
+        self._gradients: torch.cuda.CUDAGraph | None = None
+        self._update = torch.cuda.CUDAGraph()
+
+    def replay(self, fresh: bool) -> None:
+        if fresh != self._steady_is_fresh or self._eager_left > 0:
+            self._eager_left -= fresh == self._steady_is_fresh
+            self._step.make_gradients(fresh)
+            self._step.update()
+            return
+        if self._gradients is None:
+            self._capture()
+        assert self._gradients is not None
+        self._gradients.replay()
+        self._update.replay()
+
+    def _capture(self) -> None:
+        torch.cuda.synchronize()
+        gradients = torch.cuda.CUDAGraph()
+        gradients.register_generator_state(self._step.generator)
+        with torch.cuda.graph(gradients):
+            self._step.make_gradients(self._steady_is_fresh)
+        with torch.cuda.graph(self._update):
+            self._step.update()
+        self._gradients = gradients

@@ -1,0 +1,63 @@
+"""What decides a training run apart from the model and the text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vlhmm.schedule import ScheduleKind
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    learning_rate: float = 1e-2
+    """The largest one, after warm-up."""
+    schedule: ScheduleKind = "cosine"
+    """cosine: down to final_rate of it; plateau: divided by decay when validation stops falling; constant."""
+    warmup: float = 0.02
+    """The part of all steps over which the rate rises from 0."""
+    final_rate: float = 0.02
+    """cosine: what is left of the rate at the end."""
+    patience: int = 8
+    """plateau: checks without a better validation loss before the rate falls."""
+    decay: float = 4.0
+    """plateau: what the rate is divided by."""
+    epochs: int = 20
+    batch_size: int = 16
+    """Windows side by side."""
+    window: int = 32
+    """Tokens of a window."""
+    windows: Literal["carried", "independent"] = "carried"
+    """carried: each window goes on from the last one's belief; independent: each begins from the start distribution."""
+    state_dropout: float = 0.5
+    """The part of each block's states that a step leaves out."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    clip: float = 5.0
+    """The largest norm of the gradient; 0: not clipped."""
+    ema: float = 0.0
+    """Decay of the running average of weights that is evaluated and saved; 0: the weights themselves."""
+    checks_per_epoch: int = 4
+    """How often validation perplexity is taken."""
+    graphs: bool = True
+    """On a GPU: run steps as CUDA graphs. The result is the same; off, errors are easier to find."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        for name in ("learning_rate", "decay"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and above 0")
+        for name in ("state_dropout", "ema", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0 and below 1")
+        for name in ("warmup", "final_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be between 0 and 1")
+        for name in ("weight_decay", "clip"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0")
