@@ -15,7 +15,8 @@ from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.models import scalar_hmm
 from vlhmm.run_folder import RunFolder, read_log
-from vlhmm.train import CheckEvent, DivergedError, StepEvent, Stopped, TrainSettings, train, training
+from vlhmm.train import CheckEvent, DivergedError, StepEvent, Stopped, train, training
+from vlhmm.train_settings import TrainSettings
 
 QUICK = TrainSettings(epochs=2, batch_size=4, window=16, checks_per_epoch=2, ema=0.9, weight_decay=0.01)
 

@@ -12,7 +12,7 @@ from vlhmm.cluster import Blocks, brown_clusters, one_block, one_word_per_block
 from vlhmm.data import Corpus
 from vlhmm.models import Model, ModelSettings, Reset, build_blocked
 from vlhmm.settings import nearest, parse_setting, settings_from
-from vlhmm.train import TrainSettings
+from vlhmm.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)

@@ -92,4 +92,4 @@ def test_any_window_of_any_hmm(kind, seed, length, window):
     messages = oracle.by_messages(tokens[0].numpy())
     close(hmm.token_log_probs(tokens, window=window)[0], torch.tensor(messages.token_log_probs))
     close(hmm.posterior(tokens, window=window).dense()[0], torch.tensor(messages.posterior))
-    close(hmm.viterbi(tokens, window=window).log_prob[0, 0], torch.tensor(messages.best_log_prob))
+    close(hmm.viterbi(tokens, window=window).log_prob[0, 0], torch.tensor(messages.best_log_prob, dtype=torch.float64))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -49,36 +48,33 @@ for module in (corpora, training, evaluation, queries, info, demo):
     module.register(app)
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"vlhmm {__version__}")
         raise typer.Exit
+    return wanted
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Very large hidden Markov language models, with exact inference."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit status: 0, 2 for an error, 1 for training that diverged, 130 after Ctrl-C.
+def main() -> int:
+    """Runs the command that was typed; the exit status: 0, 2 for an error, 1 for training that diverged, 130 after Ctrl-C.
 
     `VLHMM_DEBUG=1` shows the traceback of an error.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal without Unicode gets escapes, not a crash.
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = app(arguments, prog_name="vlhmm", standalone_mode=False, obj=arguments)
+        status = app(sys.argv[1:] or ["--help"], prog_name="vlhmm", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _InterruptedError:
         message("interrupted")

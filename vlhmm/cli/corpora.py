@@ -144,7 +144,7 @@ def cluster(
     """
     from vlhmm.cluster import count_bigrams, mutual_information, word_counts
     from vlhmm.recipe import BlockSettings, Recipe
-    from vlhmm.train import TrainSettings
+    from vlhmm.train_settings import TrainSettings
 
     corpus = read_corpus(corpus_name, data_dir)
     begun = time.monotonic()

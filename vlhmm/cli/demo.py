@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import console, duration, line, message, print_json, program, table
+from vlhmm.cli.show import command_line, console, duration, line, message, print_json, program, table
 
 if TYPE_CHECKING:
     from vlhmm.data import Corpus
@@ -28,7 +27,6 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    context: typer.Context,
     data: Annotated[
         str, typer.Option("--data", metavar="CORPUS", help="The text; pydocs is Python's own documentation.")
     ] = "pydocs",
@@ -54,7 +52,7 @@ def demo(
         corpus,
         folder,
         device=choose_device(device),
-        command=f"vlhmm {shlex.join(context.obj or [])}",
+        command=command_line(),
     )
     if status:
         return status

@@ -13,7 +13,7 @@ from vlhmm.cli.show import console, duration, facts, line, print_json, table
 if TYPE_CHECKING:
     from vlhmm.lm import LanguageModel
 
-SAMPLE_BLOCKS, SAMPLE_WORDS = 6, 6
+SAMPLE_BLOCKS, SAMPLE_WORDS = 6, 5
 
 
 def register(app: typer.Typer) -> None:
@@ -127,7 +127,7 @@ def _sample_states(lm: LanguageModel) -> list[dict[str, Any]]:
     samples = []
     for block in list(range(0, support.num_groups, step))[:SAMPLE_BLOCKS]:
         words = (support.group_of_word == block).nonzero().flatten().tolist()
-        named = lm.name_state(int(support.states_of_group[block, support.states_per_word // 2]), top=4)
+        named = lm.name_state(int(support.states_of_group[block, support.states_per_word // 2]), top=3)
         samples.append(
             {
                 "block": block,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 FULL_BAR_NATS = 12.0
 """The surprise at which a bar is full: a token of probability 6e-6."""
+LEAST_SHOWN = 0.005
+"""Words of a state that are rarer would show as 0.00."""
 STATE_COLOURS = ("bright_green", "green", "yellow", "bright_black")
 """For probabilities of at least 1/2, 1/4, 1/10, and less."""
 
@@ -217,9 +218,11 @@ def _state_words(state: NamedState, token: str) -> Text:
     """The words of a state, the token itself among them set off."""
     text = Text()
     for number, (word, prob) in enumerate(state.words):
+        if number and prob < LEAST_SHOWN:
+            break
         text.append(" " if number else "")
         text.append(word, "bold cyan" if word == token else "")
-        text.append(f" {prob:.2f}".replace("0.", ".") if not math.isclose(prob, 1.0, abs_tol=0.005) else " 1", "dim")
+        text.append(f" {prob:.2f}".replace("0.", "."), "dim")
     return text
 
 

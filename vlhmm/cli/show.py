@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from rich.text import Text
 FILE_WIDTH = 200
 """Characters of a line where no terminal says how wide it is: a pipe has no right edge to wrap at."""
 BAR_WIDTH = 24
+NUMBER_WIDTH = 6
 
 
 class _Console(Console):
@@ -62,7 +64,15 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     """A table without lines; the columns named in `right` are numbers."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
-        shown.add_column(column, justify="right" if column in right else "left", overflow="ellipsis", no_wrap=True)
+        number = column in right
+        # Where the terminal is narrow, words are cut short, never numbers.
+        shown.add_column(
+            column,
+            justify="right" if number else "left",
+            overflow="ellipsis",
+            no_wrap=True,
+            min_width=max(NUMBER_WIDTH, len(column)) if number else None,
+        )
     return shown
 
 
@@ -84,7 +94,7 @@ def bar(part: float, style: str = "cyan", width: int = BAR_WIDTH) -> Text:
     return Text("█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8], style)
 
 
-def short(count: float) -> str:
+def short(count: int | float) -> str:
     """12,345,678 as 12.3M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if count >= limit:
@@ -92,7 +102,7 @@ def short(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def size(num_bytes: float) -> str:
+def size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
@@ -101,6 +111,11 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
+
+
+def command_line() -> str:
+    """This command as it was typed."""
+    return shlex.join(["vlhmm", *sys.argv[1:]])
 
 
 def program() -> str:
@@ -132,7 +147,7 @@ class _Left(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(description: str, total: float | None) -> Iterator[ProgressBar]:
+def progress_bar(description: str, total: int | None) -> Iterator[ProgressBar]:
     """A bar on stderr that disappears when it is done; nothing where stderr is no terminal."""
     shown = console(stderr=True)
     columns = (
@@ -155,7 +170,7 @@ class ProgressBar:
     def __init__(self, progress: Progress, task: Any) -> None:
         self._progress, self._task = progress, task
 
-    def update(self, done: float, total: float | None = None, note: str = "", description: str | None = None) -> None:
+    def update(self, done: int, total: int | None = None, note: str = "", description: str | None = None) -> None:
         changes: dict[str, Any] = {"completed": done, "note": note}
         if total is not None:
             changes["total"] = total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import console, facts, line, message, print_json, program, size, table
+from vlhmm.cli.show import command_line, console, facts, line, message, print_json, program, size, table
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,6 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    context: typer.Context,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the run.")],
     corpus_name: Annotated[
         str | None,
@@ -92,7 +90,7 @@ def train(
         resume=resume,
         max_seconds=max_seconds,
         tensorboard=tensorboard,
-        command=f"vlhmm {shlex.join(context.obj or [])}",
+        command=command_line(),
     )
     if as_json:
         print_json(results)
@@ -187,8 +185,13 @@ def _show_plan(recipe: Recipe, corpus: Corpus, blocks_file: Path | None, device:
             shown.add_row(f"  {name}", str(value).lower() if isinstance(value, bool) else str(value))
         console().print(shown)
     line()
-    facts(_size_facts(corpus, blocks, model, steps, recipe))
-    facts([("memory", f"about {size(needed)} while training, on {device}"), ("", "Nothing was written.")])
+    facts(
+        [
+            *_size_facts(corpus, blocks, model, steps, recipe),
+            ("memory", f"about {size(needed)} while training, on {device}"),
+            ("written", "nothing, this was a dry run"),
+        ]
+    )
 
 
 def _sketch_blocks(recipe: Recipe, corpus: Corpus, blocks_file: Path | None) -> Blocks:

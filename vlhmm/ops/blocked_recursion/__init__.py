@@ -54,12 +54,12 @@ def blocked_recursion_by_kernels(
     transition = factors.transition
     factored = isinstance(transition, BlockFactoredTransition)
     token_log_probs, log_last, suspect = _BlockedRecursion.apply(
-        factors.log_previous,
-        factors.log_inits,
+        factors.log_previous.float(),
+        factors.log_inits.float(),
         transition.out,
         transition.into,
-        transition.log_block if factored else transition.log_normalizer,
-        factors.log_emission,
+        (transition.log_block if factored else transition.log_normalizer).float(),
+        factors.log_emission.float(),
         (factors.init_of, factors.source_group, factors.target_group, factors.lengths),
         factored,
         precision,

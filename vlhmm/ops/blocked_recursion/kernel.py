@@ -149,9 +149,8 @@ def forward(
     message = tl.exp(log_message)
     alive = tl.where(tl.max(log_message, axis=0) > float("-inf"), 1.0, 0.0)
     low = 0
-    fading = state < 0
-    vanished = (message < TINY) & (log_message > float("-inf"))
-    no_weight = state < 0
+    fading = tl.where((message < TINY) & (log_message > float("-inf")), 1, 0)
+    no_weight = tl.zeros((K_PAD,), dtype=tl.int32)
     tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
     weight_at = log_weight + b * T * K + state
     emission_at = log_emission + b * T * K + state
@@ -170,7 +169,7 @@ def forward(
         shift = finite_or_zero(tl.max(log_w, axis=0))
         # A state that begins anew has not moved.
         w = tl.where(init >= 0, 0.0, tl.exp(log_w - shift))
-        no_weight = no_weight | ((w == 0.0) & inside & (init < 0))
+        no_weight = tl.where((w == 0.0) & inside & (init < 0), 1, no_weight)
         moving = message * w
         tl.store(weight + at * K + state, w, mask=inside)
         tl.store(sent + at * K + state, moving, mask=inside)
@@ -202,7 +201,7 @@ def forward(
         alive = tl.where(possible, alive, 0.0)
         divisor = tl.where(possible, total, 1.0)
         message = joint / divisor
-        fading = fading | ((message > 0.0) & (message < TINY))
+        fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
         tl.store(alpha + at * K + state, message, mask=inside)
         tl.store(rate + at * K + state, tl.where(possible, emission / divisor, 0.0), mask=inside)
         tl.store(token_log_probs + at, tl.where(possible, tl.log(divisor) + (shift + peak), float("-inf")))
@@ -213,9 +212,8 @@ def forward(
     reached = message > 0.0
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
-    fades = tl.max(tl.where(fading | vanished, 1, 0), axis=0)
-    tl.store(doubt + b, tl.maximum(low, fades))
-    tl.store(found_zero, 1, mask=tl.max(tl.where(no_weight, 1, 0), axis=0) > 0)
+    tl.store(doubt + b, tl.maximum(low, tl.max(fading, axis=0)))
+    tl.store(found_zero, 1, mask=tl.max(no_weight, axis=0) > 0)
 
 
 @triton.jit

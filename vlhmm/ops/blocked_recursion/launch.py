@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -49,7 +48,7 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
             f"a group has {num_states} states, but the GPU kernels of the blocked recursion take at most "
             f"{LARGEST_STATES}; use more blocks, or the dense recursion"
         )
-    states = max(16, triton.next_power_of_2(num_states))
+    states = max(16, _power_of_two(num_states))
     rows = max(16, min(states, TILE_NUMBERS // states))
     # Three stages of (rows + states) x width operands within 227 KB of shared memory.
     width = 64 if states <= 256 else 32
@@ -115,6 +114,14 @@ class Gradient:
     log_emission: Float[Tensor, "B T K"]
 
 
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _pieces(whole: int, piece: int) -> int:
+    return -(-whole // piece)
+
+
 def product_precision(precision: Precision) -> str:
     return "ieee" if precision == "highest" else "tf32"
 
@@ -130,13 +137,13 @@ def operands(factors: BlockedFactors, precision: Precision) -> Operands:
 
 def _packed(features: Float[Tensor, "Z H"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     num_rows, width = features.shape
-    step = min(64, max(16, triton.next_power_of_2(width)))
-    packed_width = triton.cdiv(width, step) * step
-    padded = triton.next_power_of_2(packed_width)
+    step = min(64, max(16, _power_of_two(width)))
+    packed_width = _pieces(width, step) * step
+    padded = _power_of_two(packed_width)
     packed = features.new_empty(num_rows, packed_width, dtype=dtype)
     barrier = features.new_empty(num_rows, dtype=torch.float32)
     rows = max(1, 4096 // padded)
-    kernel.pack[(triton.cdiv(num_rows, rows),)](
+    kernel.pack[(_pieces(num_rows, rows),)](
         *(features.contiguous(), packed, barrier, num_rows, width, packed_width, padded, rows)
     )
     return packed, barrier
@@ -161,7 +168,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     log_weight, alpha, sent, weight, rate = (torch.empty_like(log_emission) for _ in range(5))
     found_zero = log_emission.new_zeros(1, dtype=torch.int32)
     width = packed.out.shape[1]
-    kernel.make_tiles[(batch * length, triton.cdiv(cut.states, cut.tile_rows))](
+    kernel.make_tiles[(batch * length, _pieces(cut.states, cut.tile_rows))](
         *(packed.out, packed.into, packed.barrier, row_term(factors)),
         *(factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
@@ -250,11 +257,11 @@ def _feature_gradient(
     the sums leave the registers once a stretch.
     """
     width, num_positions = own_features.shape[1], order.shape[0]
-    block_width = min(cut.sum_width, triton.next_power_of_2(operand.shape[1]))
-    pieces = triton.cdiv(cut.states, cut.sum_rows), triton.cdiv(width, block_width)
-    stretch = max(1, triton.cdiv(num_positions * pieces[0] * pieces[1], cut.sum_programs))
+    block_width = min(cut.sum_width, _power_of_two(operand.shape[1]))
+    pieces = _pieces(cut.states, cut.sum_rows), _pieces(width, block_width)
+    stretch = max(1, _pieces(num_positions * pieces[0] * pieces[1], cut.sum_programs))
     gradient = torch.zeros_like(own_features, dtype=torch.float32, memory_format=torch.contiguous_format)
-    kernel.accumulate[(triton.cdiv(num_positions, stretch), *pieces)](
+    kernel.accumulate[(_pieces(num_positions, stretch), *pieces)](
         *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
         BLOCK_FACTORED=isinstance(factors.transition, BlockFactoredTransition),

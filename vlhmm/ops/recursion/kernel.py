@@ -1,7 +1,8 @@
 """The recursion on a GPU when every position takes the one tile: a dense HMM. The mathematics is that of `scaled`.
 
-One persistent kernel a direction walks over time. Each program owns a tile of the message (sequences x states), and
-a barrier over the whole grid ends each position: 64 dependent steps cost 64 barriers instead of 64 launches.
+Up to a few thousand states one persistent kernel a direction walks over time. Each program owns a tile of the message
+(sequences x states), and a barrier over the whole grid ends each position: 64 dependent steps cost 64 barriers instead of
+64 launches. With more states the product of a step outweighs its launch, and is left to the library.
 
 A row's sum must be known to normalise it, but only the next barrier makes it known. So a message is written raw,
 beside its sum over each tile of states, and whoever reads it divides. The way back has no sum to wait for: with
@@ -31,6 +32,12 @@ from vlhmm.ops.recursion.scaled import Gradient
 Precision = Literal["bf16", "tf32", "highest"]
 """Operands of the matrix products; messages and sums are always float32."""
 
+Method = Literal["persistent", "launches", "library"]
+"""One kernel for all positions; the same kernel launched for each; or the library's matrix product and a kernel for the rest."""
+
+LARGEST_PERSISTENT = 2048
+"""With more states a step is bound by reading the tile, and the library reads it with fewer bytes between the caches."""
+
 SMALLEST_TOTAL = 1e-19
 """A message is multiplied before it is divided by its sum: beneath the root of float32's range that loses digits."""
 
@@ -46,7 +53,7 @@ class Tiling:
     num_stages: int
 
 
-# Smallest first. The last one keeps 200 sequences together, so that a tile too large for the cache is read once a step.
+# Smallest first: as many programs as there are multiprocessors hide the latency of a step best.
 TILINGS = (
     Tiling(16, 32, 128, 4, 4),
     Tiling(32, 32, 128, 4, 4),
@@ -54,8 +61,10 @@ TILINGS = (
     Tiling(64, 64, 128, 4, 4),
     Tiling(128, 64, 64, 8, 4),
     Tiling(128, 128, 64, 8, 4),
-    Tiling(256, 128, 64, 8, 4),
 )
+
+LIBRARY_TILING = Tiling(4, 1024, 16, 4, 1)
+"""Where the library makes the product, a program has only whole rows to read and write."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +90,21 @@ class DenseRun:
 
 
 def forward(
-    factors: Factors, precision: Precision, *, keep: bool, persistent: bool = True, tiling: Tiling | None = None
+    factors: Factors,
+    precision: Precision,
+    *,
+    keep: bool,
+    method: Method | None = None,
+    tiling: Tiling | None = None,
 ) -> DenseRun:
-    """The forward pass; `keep` the messages of all positions if a gradient or the filtered states will be asked for.
-
-    `persistent=False` launches a kernel for every position instead.
-    """
+    """The forward pass; `keep` the messages of all positions if a gradient or the filtered states will be asked for."""
     size, length, states = factors.log_emission.shape
     device = factors.log_emission.device
-    tiling = tiling or _tiling(size, states, device, precision)
+    method = method or _method(states)
+    tiling = tiling or _tiling(size, states, device, precision, method)
     parts = triton.cdiv(states, tiling.columns)
     extent = torch.stack(torch.aminmax(factors.log_tiles))
-    tile = torch.empty(states, states, device=device, dtype=_operand_type(precision))
+    tile = torch.empty(states, states, device=device, dtype=_operand_type(precision, device))
     _exp_tile(factors.log_tiles, extent, tile)
     slots = length + 1 if keep else 2
     messages = torch.empty(slots, size, states, device=device)
@@ -104,9 +116,13 @@ def forward(
         *(operand, messages, tile, rows.emission, rows.inits, factors.init_of.contiguous(), factors.lengths),
         *(sums, lows),
     )
-    _launch(
-        _forward_kernel, arguments, (size, length, states, slots), range(length + 1), tiling, precision, persistent
-    )
+    sizes = (size, length, states, slots)
+    if method == "library":
+        for t in range(length + 1):
+            product = _product(operand[t % 2], tile, precision) if t < length else messages
+            _launch(_forward_kernel, (*arguments, product), sizes, range(t, t + 1), tiling, precision, method)
+    else:
+        _launch(_forward_kernel, (*arguments, messages), sizes, range(length + 1), tiling, precision, method)
     token_log_probs = torch.empty(size, length, device=device)
     scale = torch.empty_like(token_log_probs)
     suspect = torch.empty(size, dtype=torch.int8, device=device)
@@ -129,7 +145,7 @@ def backward(
     precision: Precision,
     *,
     tile_gradient: bool = True,
-    persistent: bool = True,
+    method: Method | None = None,
     tiling: Tiling | None = None,
 ) -> Gradient:
     """The vector-Jacobian product; sequences that are suspect must have cotangents of 0, and get a gradient of 0.
@@ -138,7 +154,8 @@ def backward(
     """
     size, length, states = factors.log_emission.shape
     device = factors.log_emission.device
-    tiling = tiling or _tiling(size, states, device, precision)
+    method = method or _method(states)
+    tiling = tiling or _tiling(size, states, device, precision, method)
     rows = _scaled_rows(factors, None)
     ratio = torch.empty(length, size, states, device=device, dtype=run.tile.dtype)
     sums = torch.empty(length, size, triton.cdiv(states, tiling.columns), device=device)
@@ -149,7 +166,13 @@ def backward(
         *(ratio, run.messages, run.tile, rows.emission, factors.init_of.contiguous(), factors.lengths, scale),
         *(token_cotangent.contiguous(), last_cotangent.contiguous(), last_cotangent.sum(1), sums, flow),
     )
-    _launch(_backward_kernel, arguments, (size, length, states), range(length + 1), tiling, precision, persistent)
+    sizes = (size, length, states)
+    if method == "library":
+        for step in range(length + 1):
+            product = _product(ratio[length - step], run.tile.T, precision) if step else flow
+            _launch(_backward_kernel, (*arguments, product), sizes, range(step, step + 1), tiling, precision, method)
+    else:
+        _launch(_backward_kernel, (*arguments, flow), sizes, range(length + 1), tiling, precision, method)
     # Each program has put the posterior where it had read the emission.
     posterior = rows.emission
     from_tile = factors.log_tiles.new_empty(0, states, states)
@@ -160,16 +183,21 @@ def backward(
     return Gradient(flow, _init_gradient(factors, posterior), from_tile, posterior)
 
 
-def _operand_type(precision: Precision) -> torch.dtype:
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+def _operand_type(precision: Precision, device: torch.device) -> torch.dtype:
+    # The interpreter takes bfloat16 for integers in a matrix product.
+    return torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
 
 
-def _tiling(size: int, states: int, device: torch.device, precision: Precision) -> Tiling:
+def _method(states: int) -> Method:
+    return "persistent" if states <= LARGEST_PERSISTENT else "library"
+
+
+def _tiling(size: int, states: int, device: torch.device, precision: Precision, method: Method) -> Tiling:
     """The smallest that needs no second round of programs, else the largest."""
+    if method == "library":
+        return LIBRARY_TILING
     programs = _multiprocessors(device)
-    fitting = (
-        one for one in TILINGS if triton.cdiv(size, one.rows) * triton.cdiv(states, one.columns) <= programs
-    )
+    fitting = (one for one in TILINGS if triton.cdiv(size, one.rows) * triton.cdiv(states, one.columns) <= programs)
     tiling = next(fitting, TILINGS[-1])
     if precision == "bf16":
         return tiling
@@ -189,35 +217,35 @@ def _launch(
     steps: range,
     tiling: Tiling,
     precision: Precision,
-    persistent: bool,
+    method: Method,
 ) -> None:
     """All steps in one launch, or each in its own."""
     size, _, states = sizes[:3]
     device = arguments[0].device
     parts = triton.cdiv(states, tiling.columns)
-    tiles = triton.cdiv(size, tiling.rows) * parts
-    arrived = torch.zeros(1, dtype=torch.int32, device=device)
+    programs = triton.cdiv(size, tiling.rows) * parts
     options: dict[str, Any] = {"num_warps": tiling.num_warps, "num_stages": tiling.num_stages}
-    if persistent:
+    arrived = arguments[-1]
+    if method == "persistent":
+        arrived = torch.zeros(1, dtype=torch.int32, device=device)
         # Programs that wait for one another must all run at once.
-        programs = min(tiles, _multiprocessors(device))
+        programs = min(programs, _multiprocessors(device))
         if device.type == "cuda":
             options["launch_cooperative_grid"] = True
-    else:
-        programs = tiles
-    for first in [steps.start] if persistent else steps:
+    for first in [steps.start] if method == "persistent" else steps:
         kernel[(programs,)](
             *arguments,
             arrived,
             *sizes,
             first,
-            steps.stop if persistent else first + 1,
+            steps.stop if method == "persistent" else first + 1,
             PARTS=triton.next_power_of_2(parts),
             ROWS=tiling.rows,
             COLUMNS=tiling.columns,
             INNER=tiling.inner,
             INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
-            PERSISTENT=persistent,
+            PERSISTENT=method == "persistent",
+            FUSED=method != "library",
             **options,
         )
 
@@ -286,7 +314,9 @@ def _scaled_rows(factors: Factors, begin: tuple[Tensor, Tensor, Tensor] | None) 
 
 def _exp_tile(log_tiles: Float[Tensor, "1 K K"], extent: Float[Tensor, " 2"], tile: Float[Tensor, "K K"]) -> None:
     count = tile.numel()
-    _tile_kernel[(triton.cdiv(count, 4096),)](log_tiles.contiguous(), extent, tile, tile, count, TIMES=False, BLOCK=4096)
+    _tile_kernel[(triton.cdiv(count, 4096),)](
+        log_tiles.contiguous(), extent, tile, tile, count, TIMES=False, BLOCK=4096
+    )
 
 
 def _times_tile(
@@ -429,6 +459,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     lengths,
     sums,
     lows,
+    product,
     arrived,
     size,
     num_positions,
@@ -442,6 +473,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     INNER: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
     """Step t divides message t - 1 by its sum and makes message t; the step after the last position only divides."""
     parts = tl.cdiv(states, COLUMNS)
@@ -477,21 +509,24 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
                 init = tl.load(init_of + rows.to(tl.int64) * num_positions + t, mask=in_batch, other=0)
                 begins = init >= 0
                 moves = within & (init < 0)
-                predicted = _matrix_product(
-                    operand + (t % 2) * slot_size,
-                    tile,
-                    rows,
-                    columns,
-                    size,
-                    states,
-                    tl.max(moves.to(tl.int32), 0) * states,
-                    states,
-                    1,
-                    ROWS,
-                    COLUMNS,
-                    INNER,
-                    INPUT_PRECISION,
-                )
+                if FUSED:
+                    predicted = _matrix_product(
+                        operand + (t % 2) * slot_size,
+                        tile,
+                        rows,
+                        columns,
+                        size,
+                        states,
+                        tl.max(moves.to(tl.int32), 0) * states,
+                        states,
+                        1,
+                        ROWS,
+                        COLUMNS,
+                        INNER,
+                        INPUT_PRECISION,
+                    )
+                else:
+                    predicted = tl.load(product + at, mask=in_tile, other=0.0)
                 # What has once become impossible stays so, also when the states begin anew.
                 begun = tl.load(
                     inits + init[:, None].to(tl.int64) * states + columns[None, :],
@@ -539,8 +574,8 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     smallest_log = tl.load(extent)
     tile_peak = _finite_or_zero(tl.load(extent + 1))
     # Without zeros in the tile every state reaches every state, and each step brings back more than was lost.
-    has_zeros = smallest_log - tile_peak < -87.0
-    doubt = (tl.load(vanished + row).to(tl.int32) > 0) & has_zeros
+    has_zeros = (smallest_log - tile_peak < -87.0).to(tl.int32)
+    doubt = tl.load(vanished + row).to(tl.int32) * has_zeros
     part = tl.arange(0, PARTS)
     for first in range(0, num_positions, POSITIONS):
         t = first + tl.arange(0, POSITIONS)
@@ -557,8 +592,8 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
         token = tl.where(total > 0, tl.log(tl.where(total > 0, total, 1.0)) + shift, float("-inf"))
         tl.store(token_log_probs + row * num_positions + t, tl.where(within, token, 0.0), mask=in_text)
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
-        fading = (low < SMALLEST_MESSAGE * total) & has_zeros
-        doubt = doubt | (tl.max((within & ((total < SMALLEST_TOTAL) | fading)).to(tl.int32), 0) > 0)
+        fading = low < SMALLEST_MESSAGE * total * has_zeros
+        doubt = tl.maximum(doubt, tl.max((within & ((total < SMALLEST_TOTAL) | fading)).to(tl.int32), 0))
     tl.store(suspect + row, doubt.to(tl.int8))
 
 
@@ -576,6 +611,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     last_cotangent_sum,
     sums,
     flow,
+    product,
     arrived,
     size,
     num_positions,
@@ -588,6 +624,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     INNER: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
     """Step s makes r and Q of position t = T - 1 - s from r of position t + 1; the last one the flow into log_previous.
 
@@ -609,21 +646,24 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
             per_position = rows.to(tl.int64) * num_positions + t
             next_moves = t + 1 < length
             next_moves = next_moves & (tl.load(init_of + per_position + 1, mask=next_moves, other=0) < 0)
-            backed = _matrix_product(
-                ratio + (t + 1) * slot_size,
-                tile,
-                rows,
-                columns,
-                size,
-                states,
-                tl.max(next_moves.to(tl.int32), 0) * states,
-                1,
-                states,
-                ROWS,
-                COLUMNS,
-                INNER,
-                INPUT_PRECISION,
-            )
+            if FUSED:
+                backed = _matrix_product(
+                    ratio + (t + 1) * slot_size,
+                    tile,
+                    rows,
+                    columns,
+                    size,
+                    states,
+                    tl.max(next_moves.to(tl.int32), 0) * states,
+                    1,
+                    states,
+                    ROWS,
+                    COLUMNS,
+                    INNER,
+                    INPUT_PRECISION,
+                )
+            else:
+                backed = tl.load(product + at, mask=in_tile, other=0.0)
             # What rounding took from the sum of F at t + 1, which ought to be what the token at t + 2 was asked.
             known = next_moves & (t + 2 < length)
             known = known & (tl.load(init_of + per_position + 2, mask=known, other=0) < 0)

@@ -3,26 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# The logits that exist at one time, forward and backward.
+Precision = Literal["bf16", "tf32", "highest"]
+"""What the GPU's matrix products read; sums are float32 whatever it is."""
+
+# The logits that exist at one time, forward and backward, where no kernel takes the work.
 CHUNK_BYTES = 64 << 20
+
+# Above it, a kernel's tile and accumulator fit neither shared memory nor registers.
+WIDEST_KERNEL = 512
 
 
 def row_logsumexp(
-    out: Float[Tensor, "Z H"], into: Float[Tensor, "Y H"], *, chunk_bytes: int = CHUNK_BYTES
+    out: Float[Tensor, "Z H"],
+    into: Float[Tensor, "Y H"],
+    *,
+    precision: Precision = "bf16",
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Float[Tensor, " Z"]:
-    """log sum_y exp(out_z . in_y). Memory is bounded by `chunk_bytes` (or one row, where that is more)."""
-    result: Tensor = _RowLogSumExp.apply(out, into, chunk_bytes)
+    """log sum_y exp(out_z . in_y).
+
+    A row of `into` may hold -inf where `out` is positive: p(y | z) is then 0. On a GPU the logits live in one tile at a
+    time, their operands in `precision`. Elsewhere, in float64, and for more than 512 features they are made in the
+    operands' own precision, at most `chunk_bytes` (or one row, where that is more) at a time.
+    """
+    if _kernel_takes(out, into):
+        return tiled_row_logsumexp(out, into, precision=precision)
+    result: Tensor = _ChunkedRowLogSumExp.apply(out, into, chunk_bytes)
     return result
 
 
-class _RowLogSumExp(torch.autograd.Function):
+def tiled_row_logsumexp(
+    out: Float[Tensor, "Z H"], into: Float[Tensor, "Y H"], *, precision: Precision
+) -> Float[Tensor, " Z"]:
+    """`row_logsumexp` by the kernel."""
+    # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
+    with_mean = torch.is_grad_enabled() and out.requires_grad
+    result: Tensor = _TiledRowLogSumExp.apply(out, into, precision, with_mean)
+    return result
+
+
+def _kernel_takes(out: Tensor, into: Tensor) -> bool:
+    return (
+        out.is_cuda
+        and out.dtype == into.dtype != torch.float64
+        and 0 < out.shape[1] <= WIDEST_KERNEL
+        and min(out.shape[0], into.shape[0]) > 0
+        and torch.cuda.get_device_capability(out.device) >= (8, 0)
+        and find_spec("triton") is not None
+    )
+
+
+class _TiledRowLogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, into: Tensor, precision: Precision, with_mean: bool) -> Tensor:
+        from vlhmm.ops.row_logsumexp import kernel
+
+        packed_out, packed_into = kernel.pack(out, precision), kernel.pack(into, precision)
+        tiles = kernel.tiling(out.shape[1], precision)
+        log_sum, mean = kernel.forward(packed_out, packed_into, with_mean=with_mean, precision=precision, tiles=tiles)
+        ctx.save_for_backward(
+            packed_out.features, packed_out.barrier, packed_into.features, packed_into.barrier, log_sum, mean
+        )
+        ctx.precision, ctx.tiles = precision, tiles
+        ctx.num_out, ctx.num_into, ctx.width, ctx.dtype = out.shape[0], into.shape[0], out.shape[1], out.dtype
+        return log_sum.to(out.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        from vlhmm.ops.row_logsumexp import kernel
+
+        out_features, out_barrier, into_features, into_barrier, log_sum, mean = ctx.saved_tensors
+        grad = grad.float()
+        grad_out = grad_into = None
+        if ctx.needs_input_grad[0]:
+            grad_out = (grad[:, None] * mean).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            grad_into = kernel.grad_into(
+                kernel.Packed(out_features, out_barrier, ctx.num_out, ctx.width),
+                kernel.Packed(into_features, into_barrier, ctx.num_into, ctx.width),
+                log_sum,
+                grad,
+                precision=ctx.precision,
+                tiles=ctx.tiles,
+            ).to(ctx.dtype)
+        return grad_out, grad_into, None, None
+
+
+class _ChunkedRowLogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, into: Tensor, chunk_bytes: int) -> Tensor:
         log_sum = out.new_empty(out.shape[0])

@@ -13,7 +13,7 @@ taken. Then the loops need no masks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import no_type_check
 
 import torch
 import triton
@@ -22,10 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-Precision = Literal["bf16", "tf32", "highest"]
-
-# Above it, a tile and its accumulator fit neither shared memory nor registers.
-LARGEST_WIDTH = 512
+from vlhmm.ops.row_logsumexp import Precision
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -60,16 +57,18 @@ def padded_widths(width: int) -> tuple[int, int]:
 
 def tiling(width: int, precision: Precision) -> Tiling:
     """Fixed by size: the kept rows, the streamed tiles in flight and the accumulator must fit one multiprocessor."""
-    widest = sum(padded_widths(width))
+    padded = sum(padded_widths(width))
     if precision == "bf16":
-        if widest <= 128:
+        if padded <= 128:
             return Tiling(rows=128, columns=128, num_warps=8, num_stages=3)
-        if widest <= 320:
-            return Tiling(rows=128, columns=64, num_warps=8, num_stages=3)
+        if padded <= 272:
+            return Tiling(rows=128, columns=128, num_warps=8, num_stages=2)
         return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
-    if widest <= 128:
+    if padded <= 128:
         return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
-    return Tiling(rows=32 if widest > 320 else 64, columns=32, num_warps=8, num_stages=2)
+    if padded <= 272 and precision == "tf32":
+        return Tiling(rows=64, columns=32, num_warps=8, num_stages=2)
+    return Tiling(rows=32, columns=32, num_warps=8, num_stages=2)
 
 
 def pack(operand: Float[Tensor, "N H"], precision: Precision) -> Packed:
@@ -184,12 +183,17 @@ def _split(num_row_tiles: int, num_column_tiles: int, device: torch.device, want
     if wanted is None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         # Parts of less than 4 tiles would spend their time on filling the pipeline.
-        wanted = min(max(1, processors // num_row_tiles), triton.cdiv(num_column_tiles, 4))
+        most = max(1, min(16, num_column_tiles // 4))
+        # The time in units of a row tile's, a part being 1 / parts of it; a hundredth for every part's own results.
+        wanted = min(
+            range(1, most + 1), key=lambda parts: triton.cdiv(num_row_tiles * parts, processors) / parts + 0.01 * parts
+        )
     tiles_per_split = triton.cdiv(num_column_tiles, wanted)
     return triton.cdiv(num_column_tiles, tiles_per_split), tiles_per_split
 
 
 @triton.jit
+@no_type_check
 def _pack_kernel(
     operand_ptr,
     features_ptr,
@@ -215,6 +219,7 @@ def _pack_kernel(
 
 
 @triton.jit
+@no_type_check
 def _forward_kernel(
     out_ptr,
     into_ptr,
@@ -273,9 +278,7 @@ def _forward_kernel(
             operand = prob.to(into.dtype)
             mean = tl.dot(operand, into, mean * shrink[:, None], input_precision=INPUT_PRECISION)
             if REST > 0:
-                mean_rest = tl.dot(
-                    operand, into_rest, mean_rest * shrink[:, None], input_precision=INPUT_PRECISION
-                )
+                mean_rest = tl.dot(operand, into_rest, mean_rest * shrink[:, None], input_precision=INPUT_PRECISION)
         into_tile += BLOCK_COLUMNS * PADDED
 
     inside = first_row + row < num_rows
@@ -285,9 +288,7 @@ def _forward_kernel(
         # A row without a live column has the sum 0 and the mean 0.
         scale = 1.0 / tl.where(total == 0.0, 1.0, total)
         mean_row = mean_ptr + result_row[:, None] * WIDTH
-        tl.store(
-            mean_row + main[None, :], mean * scale[:, None], mask=inside[:, None] & (main < WIDTH)[None, :]
-        )
+        tl.store(mean_row + main[None, :], mean * scale[:, None], mask=inside[:, None] & (main < WIDTH)[None, :])
         if REST > 0:
             tl.store(
                 mean_row + rest[None, :], mean_rest * scale[:, None], mask=inside[:, None] & (rest < WIDTH)[None, :]
@@ -295,6 +296,7 @@ def _forward_kernel(
 
 
 @triton.jit
+@no_type_check
 def _grad_into_kernel(
     out_ptr,
     into_ptr,
@@ -353,6 +355,4 @@ def _grad_into_kernel(
     result_row = result_ptr + (split * num_into + target)[:, None] * WIDTH
     tl.store(result_row + main[None, :], tl.where(live, result, 0.0), mask=inside & (main < WIDTH)[None, :])
     if REST > 0:
-        tl.store(
-            result_row + rest[None, :], tl.where(live, result_rest, 0.0), mask=inside & (rest < WIDTH)[None, :]
-        )
+        tl.store(result_row + rest[None, :], tl.where(live, result_rest, 0.0), mask=inside & (rest < WIDTH)[None, :])

@@ -1,0 +1,51 @@
+"""One epoch of training on Penn Treebank, at the paper's setting and block-factored with more states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+from typing import Literal
+
+import torch
+
+from bench.measure import seconds_of
+from bench.ours import epoch_losses
+from bench.report import Epoch
+from vlhmm.data import load_corpus
+from vlhmm.recipe import Recipe, preset
+
+EpochWork = Literal["PTB", "PTBb"]
+
+
+def recipe_of(work: EpochWork) -> Recipe:
+    if work == "PTB":
+        return preset("chiu2020-ptb")
+    recipe = preset("default")
+    return replace(
+        recipe,
+        model=replace(recipe.model, states_per_block=512),
+        train=replace(recipe.train, batch_size=32, window=64, state_dropout=0.75),
+    )
+
+
+def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -> Epoch:
+    """Every step of an epoch; the words' blocks and the checks on validation text are not timed.
+
+    A time counts only if the text was learnt from: the last tenth of the losses must be below the first tenth.
+    """
+    recipe = recipe_of(work)
+    try:
+        corpus = load_corpus("ptb")
+    except (ValueError, OSError) as reason:
+        return Epoch(work, None, 0, message=f"not run: {reason}")
+    model = recipe.make_model(corpus, recipe.make_blocks(corpus)).to(device)
+    # The first steps compile and capture: an epoch of its own, shorter.
+    epoch_losses(model, corpus, recipe.train, limit=5)
+    losses: list[float] = []
+    seconds = seconds_of(lambda: losses.extend(epoch_losses(model, corpus, recipe.train, steps)), device)
+    tenth = max(1, len(losses) // 10)
+    first, last = fmean(losses[:tenth]), fmean(losses[-tenth:])
+    tokens = len(losses) * recipe.train.batch_size * recipe.train.window
+    if not last < first:
+        return Epoch(work, None, tokens, first, last, f"wrong: the loss went from {first:.3f} to {last:.3f}")
+    return Epoch(work, seconds, tokens, first, last)

@@ -1,0 +1,88 @@
+"""The clock: engines take turns, and a wrong answer gets no time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+
+from bench.workloads import Answer, NotOffered, Timed
+
+MOST_SECONDS = 10.0
+"""An engine's measurements of one row end when they have taken so long."""
+WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    """One engine in one row."""
+
+    engine: str
+    milliseconds: tuple[float, ...] = ()
+    """Every measurement; none where the answer is wrong or there is none."""
+    error: float | None = None
+    """Of the answer, relative to float64."""
+    message: str = ""
+    """Why there is no time."""
+
+    @property
+    def median(self) -> float | None:
+        return median(self.milliseconds) if self.milliseconds else None
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    wait(device)
+    begun = time.perf_counter()
+    call()
+    wait(device)
+    return time.perf_counter() - begun
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compare(
+    engines: Mapping[str, Callable[[], Timed]],
+    error_of: Callable[[Answer], float],
+    tolerance: float,
+    device: torch.device,
+    repeat: int,
+) -> list[Result]:
+    """Each engine's answer is checked first; those that are right are timed in turns, so that all see the same machine."""
+    results, right = {}, {}
+    for name, make in engines.items():
+        results[name], timed = _checked(name, make, error_of, tolerance)
+        if timed is not None:
+            right[name] = timed
+    taken: dict[str, list[float]] = {name: [] for name in right}
+    for _ in range(repeat):
+        for name, timed in right.items():
+            if sum(taken[name]) < MOST_SECONDS:
+                taken[name].append(seconds_of(timed.run, device))
+    for name, seconds in taken.items():
+        results[name] = replace(results[name], milliseconds=tuple(1e3 * one for one in seconds))
+    return list(results.values())
+
+
+def _checked(
+    name: str, make: Callable[[], Timed], error_of: Callable[[Answer], float], tolerance: float
+) -> tuple[Result, Timed | None]:
+    try:
+        timed = make()
+        for _ in range(WARM_UPS):
+            found = timed.run()
+        error = error_of(timed.answer(found))
+    except NotOffered as reason:
+        return Result(name, message=f"not offered: {reason}"), None
+    # A peer may fail in any way; the others, and ours, are still worth measuring.
+    except Exception as failure:
+        first_line = (str(failure).splitlines() or [""])[0]
+        return Result(name, message=f"failed: {type(failure).__name__}: {first_line[:120]}"), None
+    if not error <= tolerance:
+        return Result(name, error=error, message=f"wrong: off by {error:.1e}, allowed {tolerance:.0e}"), None
+    return Result(name, error=error), timed

@@ -1,0 +1,114 @@
+"""A training step by the method of Chiu & Rush in eager PyTorch: every table whole, log space, the gradient by autograd.
+
+In float32 it is the peer of the training step; in float64 it is the truth.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import cycle
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bench.ours import STEPS_CHECKED, StepInputs, first_steps
+from bench.workloads import Answer, Timed
+from vlhmm.models import Kept, Model
+from vlhmm.models.heads import BlockFactoredHead, FactoredEmission, SoftmaxHead
+
+NAME = "the original's method, eager"
+
+
+class EagerTraining:
+    """Only the networks are shared with the package: what they feed is written out here."""
+
+    def __init__(self, inputs: StepInputs, dtype: torch.dtype) -> None:
+        self.model = copy.deepcopy(inputs.model).to(dtype)
+        settings = inputs.settings
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+        self.previous: tuple[Kept, Tensor, Tensor] | None = None
+
+    def step(self, tokens: Tensor, kept: Kept) -> float:
+        model = self.model
+        states = kept.states.flatten()
+        features = model.encoder.features(states)
+        num_blocks, per_block = kept.states.shape
+        block = model.group_of_word[tokens]
+        log_transition = _log_transition(model, features.out, features.into, num_blocks)
+        log_emission = _log_emission(model, features.emit, per_block)
+        emitted = log_emission.view(num_blocks, per_block, -1)[block, :, tokens]
+        tiles = log_transition.view(num_blocks, per_block, num_blocks, per_block)[block[:, :-1], :, block[:, 1:]]
+        if self.previous is None:
+            log_start = model.start(states, features.start, None).view(num_blocks, per_block)
+            message = log_start[block[:, 0]]
+        else:
+            before, last_block, log_belief = self.previous
+            out = model.encoder.out(before.states.flatten())
+            entering = _log_transition(model, out, features.into, num_blocks)
+            entering = entering.view(num_blocks, -1, num_blocks, per_block)[last_block, :, block[:, 0]]
+            message = (log_belief[:, :, None] + entering).logsumexp(1)
+        message = message + emitted[:, 0]
+        for t in range(1, tokens.shape[1]):
+            message = (message[:, :, None] + tiles[:, t - 1]).logsumexp(1) + emitted[:, t]
+        log_prob = message.logsumexp(1)
+        loss = -log_prob.sum() / tokens.numel()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        self.previous = kept, block[:, -1], (message - log_prob[:, None]).detach()
+        return float(loss.detach())
+
+
+def _log_transition(
+    model: Model, out: Float[Tensor, "N H"], into: Float[Tensor, "Y H"], num_blocks: int
+) -> Float[Tensor, "N Y"]:
+    head = model.transition
+    assert isinstance(head, SoftmaxHead | BlockFactoredHead)
+    logits = (out * head.out_scale) @ into.T
+    if isinstance(head, SoftmaxHead):
+        return logits.log_softmax(1)
+    within = logits.view(out.shape[0], num_blocks, -1).log_softmax(2)
+    return (head.block(out).log_softmax(1)[:, :, None] + within).flatten(1)
+
+
+def _log_emission(model: Model, emit: Float[Tensor, "N H"], per_block: int) -> Float[Tensor, "N X"]:
+    assert isinstance(model.emission, FactoredEmission)
+    block_of_state = torch.arange(emit.shape[0], device=emit.device) // per_block
+    foreign = block_of_state[:, None] != model.group_of_word
+    logits: Tensor = model.emission.words(emit)
+    return logits.masked_fill(foreign, -torch.inf).log_softmax(1)
+
+
+def losses(inputs: StepInputs, kept: list[Kept], dtype: torch.dtype) -> Float[Tensor, " S"]:
+    """The losses of the first steps, with the states that each keeps given."""
+    training = EagerTraining(inputs, dtype)
+    steps = zip(inputs.windows[:STEPS_CHECKED], kept, strict=True)
+    return torch.tensor([training.step(window, states) for window, states in steps], dtype=torch.float64)
+
+
+def timed_eager_step(inputs: StepInputs) -> Timed:
+    training = EagerTraining(inputs, torch.float32)
+    generator = torch.Generator().manual_seed(inputs.settings.seed)
+    windows = cycle(inputs.windows)
+
+    def step() -> float:
+        kept = training.model.kept_after_dropout(inputs.settings.state_dropout, generator)
+        return training.step(next(windows), training.model.all_states() if kept is None else kept)
+
+    def answer(_: object) -> Answer:
+        return {"losses": losses(inputs, first_steps(inputs)[1], torch.float32)}
+
+    return Timed(step, answer)
+
+
+def step_error(inputs: StepInputs, answer: Answer) -> float:
+    """The worst relative error of the first losses against float64."""
+    expected = losses(inputs, first_steps(inputs)[1], torch.float64)
+    found = ((answer["losses"] - expected).abs() / expected.abs()).max()
+    return float(found) if bool(found.isfinite()) else float("inf")

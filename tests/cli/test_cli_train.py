@@ -1,0 +1,123 @@
+"""`vlhmm train` end to end: what it leaves behind, and that a run survives whatever ends it."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cli_helpers import SMALL, Run, start_process
+from filelock import FileLock
+
+
+def test_a_run_leaves_its_figures(model_dir: Path) -> None:
+    results = json.loads((model_dir / "results.json").read_text())
+    assert results["stopped"] == "finished"
+    assert results["command"].startswith("vlhmm train ")
+    assert results["perplexity"]["HMM"]["test"] < results["perplexity"]["unigram"]["test"]
+    assert results["perplexity"]["unigram"]["test"] < results["perplexity"]["uniform"]["test"]
+    assert results["seed"] == 0
+    names = {path.name for path in model_dir.iterdir()}
+    assert {"recipe.json", "blocks.tsv", "log.jsonl", "learning_curve.png", "model.safetensors"} <= names
+
+
+def test_dry_run_writes_nothing(run: Run, text_file: Path, tmp_path: Path) -> None:
+    shown = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--dry-run")
+    assert shown.status == 0
+    assert "24 in 6 blocks" in shown.out
+    assert list(tmp_path.iterdir()) == []
+    plan = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--dry-run", "--json").json
+    assert plan["num_states"] == 24
+    assert plan["recipe"]["train"]["window"] == 16
+
+
+def test_settings_come_from_preset_then_file_then_options(run: Run, text_file: Path) -> None:
+    Path("mine.toml").write_text("[model]\ndim = 24\n[train]\nepochs = 5\nwindow = 8\n")
+    options = ("--preset", "demo", "--config", "mine.toml", "--set", "window=16", "--seed", "7", "--dry-run", "--json")
+    recipe = run("train", text_file, "--out", "run", *options).json["recipe"]
+    assert recipe["blocks"]["num_blocks"] == 64 or recipe["model"]["out_scale"] == 0.25
+    assert recipe["model"]["dim"] == 24
+    assert (recipe["train"]["epochs"], recipe["train"]["window"], recipe["train"]["seed"]) == (5, 16, 7)
+
+
+def test_json_is_all_of_stdout(run: Run, text_file: Path, tmp_path: Path) -> None:
+    answer = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--set", "epochs=1", "--json")
+    assert answer.json == json.loads((tmp_path / "run" / "results.json").read_text())
+    assert "valid perplexity" in answer.err
+
+
+def test_a_second_run_in_one_folder_is_refused(run: Run, text_file: Path, model_dir: Path) -> None:
+    assert "--resume" in run("train", text_file, "--out", model_dir, *SMALL).error
+
+
+def test_a_folder_in_use_is_refused(run: Run, text_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"):
+        answer = run("train", text_file, "--out", tmp_path / "run", *SMALL)
+    assert answer.status == 2
+    assert "in use by another process" in answer.error
+
+
+def test_resume_refuses_other_settings(run: Run, text_file: Path, model_dir: Path) -> None:
+    answer = run("train", text_file, "--out", model_dir, "--resume", "--set", "dim=16")
+    assert answer.status == 2
+    assert "dim = 8, not 16" in answer.error
+
+
+def test_resume_of_a_finished_run_changes_no_weights(run: Run, model_dir: Path) -> None:
+    before = (model_dir / "model.safetensors").read_bytes()
+    assert run("train", "--out", model_dir, "--resume").status == 0
+    assert (model_dir / "model.safetensors").read_bytes() == before
+
+
+def test_max_seconds_stops_and_resume_finishes(run: Run, text_file: Path, model_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ("train", text_file, "--out", folder, *SMALL)
+    assert run(*options, "--max-seconds", 0).status == 0
+    first = json.loads((folder / "results.json").read_text())
+    assert first["stopped"] == "time"
+    assert first["step"] < first["num_steps"]
+    assert run("train", "--out", folder, "--resume").status == 0
+    assert json.loads((folder / "results.json").read_text())["stopped"] == "finished"
+    assert (folder / "model.safetensors").read_bytes() == (model_dir / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
+def test_a_stopped_run_resumes_to_the_same_weights(
+    run: Run, text_file: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    # Long enough to be caught in the middle; the run to compare with is not interrupted.
+    options = ("train", text_file, *SMALL, "--set", "epochs=12")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run(*options, "--out", whole).status == 0
+    process = start_process(*options, "--out", stopped)
+    try:
+        _wait_for_checks(stopped / "log.jsonl", process)
+        if number is signal.SIGKILL:
+            refused = run("train", "--out", stopped, "--resume")
+            assert refused.status == 2
+            assert "in use by another process" in refused.error
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    if number is signal.SIGINT:
+        assert process.returncode == 130
+        assert errors.strip().splitlines()[-1].startswith("stopped at step")
+        assert "Traceback" not in errors
+    assert not (stopped / "results.json").exists() or number is signal.SIGINT
+    resumed = run("train", "--out", stopped, "--resume")
+    assert resumed.status == 0
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (stopped / "blocks.tsv").read_bytes() == (whole / "blocks.tsv").read_bytes()
+
+
+def _wait_for_checks(log: Path, process: subprocess.Popen[str]) -> None:
+    """Until the run has been through two checks: then there is something to resume from."""
+    for _ in range(6000):
+        assert process.poll() is None, process.communicate()
+        if log.exists() and log.read_text().count('"check"') >= 2:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the run made no two checks within a minute")

@@ -1,0 +1,179 @@
+"""row_logsumexp's kernel against its specification in float64: in Triton's interpreter, and on a GPU with -m gpu."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Read by triton when it is first imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from vlhmm.ops.row_logsumexp import kernel, reference, row_logsumexp, tiled_row_logsumexp
+
+# Relative to the largest element: the interpreter multiplies in float32, the GPU in the precision asked for.
+TOLERANCE = {"highest": 3e-6, "tf32": 2e-3, "bf16": 1e-2}
+
+SMALL = [(1, 1, 1), (5, 7, 3), (7, 3, 16), (130, 5, 17), (3, 131, 20)]
+LARGE = [
+    (1, 1, 1),
+    (129, 1000, 16),
+    (1001, 517, 100),
+    (300, 4099, 256),
+    (777, 513, 257),
+    (257, 300, 333),
+    (140, 270, 512),
+]
+
+skip_interpreter_on_gpu_machine = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a process has kernels compiled or interpreted, not both"
+)
+SHAPES = [
+    *(pytest.param("cpu", shape, marks=skip_interpreter_on_gpu_machine, id=f"interpreter-{shape}") for shape in SMALL),
+    *(pytest.param("cuda", shape, marks=pytest.mark.gpu, id=f"gpu-{shape}") for shape in LARGE),
+]
+DEVICES = [
+    pytest.param("cpu", marks=skip_interpreter_on_gpu_machine, id="interpreter"),
+    pytest.param("cuda", marks=pytest.mark.gpu, id="gpu"),
+]
+
+
+@pytest.fixture(autouse=True)
+def outputs_start_as_nan(monkeypatch):
+    """What a kernel leaves unwritten shows."""
+    plain = torch.Tensor.new_empty
+
+    def new_nan(self, *args, **kwargs):
+        return plain(self, *args, **kwargs).fill_(torch.nan)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
+
+
+def features(rows: int, columns: int, width: int, device: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the size a model has, whatever the width."""
+    generator = torch.Generator().manual_seed(seed)
+    out = torch.randn(rows, width, generator=generator) * 2 / width**0.5
+    into = torch.randn(columns, width, generator=generator)
+    return out.to(device).requires_grad_(), into.to(device).requires_grad_()
+
+
+def value_and_gradients(function, out, into, weight):
+    value = function(out, into)
+    return value.detach(), *torch.autograd.grad(value @ weight, [out, into])
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    scale = expected.abs().max().item() or 1.0
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance * scale)
+
+
+def weights(rows: int, device: str) -> torch.Tensor:
+    return torch.linspace(-1, 2, rows, dtype=torch.float32, device=device)
+
+
+def check_against_reference(function, out, into, tolerance: float) -> None:
+    weight = weights(out.shape[0], out.device)
+    exact = [operand.detach().double().requires_grad_() for operand in (out, into)]
+    expected = value_and_gradients(reference.row_logsumexp, *exact, weight.double())
+    for actual, wanted in zip(value_and_gradients(function, out, into, weight), expected, strict=True):
+        assert actual.dtype == out.dtype
+        assert_near(actual, wanted, tolerance)
+
+
+@pytest.mark.parametrize(("device", "shape"), SHAPES)
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "highest"])
+def test_value_and_gradients_equal_the_reference(device, shape, precision):
+    out, into = features(*shape, device)
+    check_against_reference(
+        lambda *operands: tiled_row_logsumexp(*operands, precision=precision), out, into, TOLERANCE[precision]
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_splits", [1, 2, 3])
+def test_parts_of_the_streamed_operand_add_up(device, num_splits):
+    out, into = features(37, 70, 19, device)
+    tiles = kernel.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
+    settings = {"precision": "highest", "tiles": tiles, "num_splits": num_splits}
+    packed = [kernel.pack(operand.detach(), "highest") for operand in (out, into)]
+    log_sum, mean = kernel.forward(*packed, with_mean=True, **settings)
+    weight = weights(37, device)
+    gradient = kernel.grad_into(*packed, log_sum, weight, **settings)
+    exact = [operand.detach().double().requires_grad_() for operand in (out, into)]
+    expected = value_and_gradients(reference.row_logsumexp, *exact, weight.double())
+    for actual, wanted in zip((log_sum, weight[:, None] * mean, gradient), expected, strict=True):
+        assert_near(actual, wanted, 3e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_dead_columns_count_nothing_and_make_no_nan(device, num_splits):
+    """Splits that see dead columns only, and live ones after dead ones."""
+    out, into = (operand.detach() for operand in features(9, 64, 17, device))
+    out[:, -1] = 1.0
+    into[:, -1] = 0.0
+    dead = torch.zeros(64, dtype=torch.bool, device=device)
+    dead[:33] = dead[40] = True
+    barred = into.clone()
+    barred[dead, -1] = -torch.inf
+    tiles = kernel.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
+    settings = {"precision": "highest", "tiles": tiles, "num_splits": num_splits}
+    packed = [kernel.pack(operand, "highest") for operand in (out, barred)]
+    log_sum, mean = kernel.forward(*packed, with_mean=True, **settings)
+    weight = weights(9, device)
+    gradient = kernel.grad_into(*packed, log_sum, weight, **settings)
+    exact = [operand.double().requires_grad_() for operand in (out, into[~dead])]
+    value, grad_out, grad_into = value_and_gradients(reference.row_logsumexp, *exact, weight.double())
+    assert_near(log_sum, value, 3e-6)
+    assert_near(weight[:, None] * mean, grad_out, 3e-6)
+    assert_near(gradient[~dead], grad_into, 3e-6)
+    assert (gradient[dead] == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_row_of_zero_probability_has_no_gradient(device):
+    out = torch.tensor([[1.0, 1.0], [2.0, 1.0]], device=device, requires_grad=True)
+    into = torch.tensor([[0.5, -torch.inf], [0.25, -torch.inf]], device=device, requires_grad=True)
+    value = tiled_row_logsumexp(out, into, precision="bf16")
+    assert (value == -torch.inf).all()
+    for gradient in torch.autograd.grad(value.sum(), [out, into]):
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_large_logits_do_not_overflow(device):
+    out = torch.tensor([[200.0], [-200.0], [0.0]], device=device, requires_grad=True)
+    into = torch.tensor([[10.0], [-10.0]], device=device, requires_grad=True)
+    value = tiled_row_logsumexp(out, into, precision="bf16")
+    torch.testing.assert_close(value.cpu(), torch.tensor([2000.0, 2000.0, 0.6931472]))
+    grad_out, grad_into = torch.autograd.grad(value.sum(), [out, into])
+    torch.testing.assert_close(grad_out.cpu(), torch.tensor([[10.0], [-10.0], [0.0]]))
+    torch.testing.assert_close(grad_into.cpu(), torch.tensor([[200.0], [-200.0]]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operands_may_be_views_and_either_may_be_constant(device):
+    out, into = features(6, 9, 5, device)
+    strided = out.detach().T.contiguous().T
+    expected = reference.row_logsumexp(out.double(), into.double())
+    value = tiled_row_logsumexp(strided, into, precision="highest")
+    assert_near(value, expected, 3e-6)
+    assert_near(torch.autograd.grad(value.sum(), into)[0], torch.autograd.grad(expected.sum(), into)[0].double(), 3e-6)
+    value = tiled_row_logsumexp(out, into.detach(), precision="highest")
+    expected = reference.row_logsumexp(out.double(), into.double())
+    assert_near(torch.autograd.grad(value.sum(), out)[0], torch.autograd.grad(expected.sum(), out)[0].double(), 3e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float64, 5), (torch.float32, 513)])
+def test_what_no_kernel_takes_is_computed_without_one(dtype, width):
+    out, into = (operand.detach().to(dtype).requires_grad_() for operand in features(70, 90, width, "cuda"))
+    check_against_reference(row_logsumexp, out, into, 3e-6)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 100, 255, 256, 257, 384, 511, 512])
+def test_padded_widths_hold_the_width(width):
+    main, rest = kernel.padded_widths(width)
+    assert width <= main + rest < max(33, 2 * width)
+    assert all(part in (0, 16, 32, 64, 128, 256, 512) for part in (main, rest))
