@@ -56,7 +56,7 @@ def main(
             case "W3" | "W3b":
                 rows.append(step_row(work, step_sizes(work, quick), where, rates, repeat, peers))
             case "PTB" | "PTBb":
-                epochs.append(run_epoch(work, where, steps=20 if quick else None))
+                epochs.append(run_epoch(work, where, steps=40 if quick else None))
         if where.type == "cuda":
             torch.cuda.empty_cache()
     # Wide enough for reasons also where the output is a file.

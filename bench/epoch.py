@@ -7,12 +7,13 @@ from statistics import fmean
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from bench.measure import seconds_of
-from bench.ours import epoch_losses
 from bench.report import Epoch
 from vlhmm.data import load_corpus
 from vlhmm.recipe import Recipe, preset
+from vlhmm.train import LOG_STEPS, _Run
 
 EpochWork = Literal["PTB", "PTBb"]
 
@@ -39,13 +40,23 @@ def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -
     except (ValueError, OSError) as reason:
         return Epoch(work, None, 0, message=f"not run: {reason}")
     model = recipe.make_model(corpus, recipe.make_blocks(corpus)).to(device)
-    # The first steps compile and capture: an epoch of its own, shorter.
-    epoch_losses(model, corpus, recipe.train, limit=5)
+    run = _Run(model, corpus, recipe.train, None)
+    windows = list(run.epoch(0).windows())[:steps]
     losses: list[float] = []
-    seconds = seconds_of(lambda: losses.extend(epoch_losses(model, corpus, recipe.train, steps)), device)
+
+    def train(some: list[Tensor]) -> None:
+        # As in training, a GPU is not asked for every loss.
+        for window in some:
+            run.train_step(window)
+            if run.step % LOG_STEPS == 0:
+                losses.append(run.loss())
+
+    # The first steps compile and capture.
+    train(windows[:LOG_STEPS])
+    seconds = seconds_of(lambda: train(windows), device)
     tenth = max(1, len(losses) // 10)
     first, last = fmean(losses[:tenth]), fmean(losses[-tenth:])
-    tokens = len(losses) * recipe.train.batch_size * recipe.train.window
+    tokens = len(windows) * recipe.train.batch_size * recipe.train.window
     if not last < first:
         return Epoch(work, None, tokens, first, last, f"wrong: the loss went from {first:.3f} to {last:.3f}")
     return Epoch(work, seconds, tokens, first, last)

@@ -13,7 +13,6 @@ from bench.workloads import Answer, NotOffered, Timed
 
 MOST_SECONDS = 10.0
 """An engine's measurements of one row end when they have taken so long."""
-WARM_UPS = 2
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def _checked(
 ) -> tuple[Result, Timed | None]:
     try:
         timed = make()
-        for _ in range(WARM_UPS):
+        for _ in range(timed.warm_ups):
             found = timed.run()
         error = error_of(timed.answer(found))
     except NotOffered as reason:

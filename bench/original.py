@@ -73,16 +73,17 @@ def _log_transition(
     logits = (out * head.out_scale) @ into.T
     if isinstance(head, SoftmaxHead):
         return logits.log_softmax(1)
+    log_block: Tensor = head.block(out).log_softmax(1)
     within = logits.view(out.shape[0], num_blocks, -1).log_softmax(2)
-    return (head.block(out).log_softmax(1)[:, :, None] + within).flatten(1)
+    return (log_block[:, :, None] + within).flatten(1)
 
 
 def _log_emission(model: Model, emit: Float[Tensor, "N H"], per_block: int) -> Float[Tensor, "N X"]:
     assert isinstance(model.emission, FactoredEmission)
     block_of_state = torch.arange(emit.shape[0], device=emit.device) // per_block
     foreign = block_of_state[:, None] != model.group_of_word
-    logits: Tensor = model.emission.words(emit)
-    return logits.masked_fill(foreign, -torch.inf).log_softmax(1)
+    logits: Tensor = model.emission.words(emit).masked_fill(foreign, -torch.inf)
+    return logits.log_softmax(1)
 
 
 def losses(inputs: StepInputs, kept: list[Kept], dtype: torch.dtype) -> Float[Tensor, " S"]:

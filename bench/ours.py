@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from bench.workloads import Answer, DenseInputs, StepSizes, Timed, Work
+from bench.workloads import DenseInputs, StepSizes, Timed, Work
 from vlhmm.cluster import Blocks
-from vlhmm.data import Corpus, Tokens, word_tokenizer
 from vlhmm.hmm import HMM
 from vlhmm.models import Kept, Model, neural_hmm
-from vlhmm.tables import TableTransition, Tables, convert, dense_support
-from vlhmm.train import TrainSettings, _Run
+from vlhmm.step import EAGER_STEPS, Step
+from vlhmm.tables import Tables, TableTransition, convert, dense_support
+from vlhmm.train_settings import TrainSettings
 
-STEPS_CHECKED = 3
-"""Losses compared with float64: those after the first depend on the gradients and the updates before them."""
+STEPS_CHECKED = EAGER_STEPS + 3
+"""Losses compared with float64. Those after the first depend on the gradients and updates before them, and the last ones,
+on a GPU, come from captured graphs."""
+NUM_WINDOWS = 16
 
 
 class Ours:
@@ -56,70 +59,58 @@ class Ours:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """A fresh model, the windows it is trained on, and how."""
+    """A fresh model, the windows it is trained on, one after the other, and how."""
 
     sizes: StepSizes
     model: Model
-    corpus: Corpus
     settings: TrainSettings
-    windows: list[Tensor]
+    windows: list[Int[Tensor, "B T"]]
 
 
-def step_inputs(sizes: StepSizes, device: torch.device, num_windows: int = 64, seed: int = 0) -> StepInputs:
+def step_inputs(sizes: StepSizes, device: torch.device, seed: int = 0) -> StepInputs:
     """Random words, in blocks of nearly equal size."""
-    tokenizer = word_tokenizer({f"w{word}": 1 for word in range(sizes.num_words - 1)}, unk=False)
-    random = np.random.default_rng(seed)
-    ids = random.integers(sizes.num_words, size=num_windows * sizes.batch * sizes.window)
-    tokens = Tokens.from_documents([ids.tolist()], sizes.num_words)
     blocks = Blocks(np.arange(sizes.num_words, dtype=np.int64) % sizes.num_blocks, sizes.num_blocks)
+    generator = torch.Generator().manual_seed(seed)
     model = neural_hmm(
         blocks,
         sizes.states_per_block,
         sizes.dim,
         transition=sizes.transition,
         out_scale=1.0 if sizes.transition == "softmax" else 0.25,
-        generator=torch.Generator().manual_seed(seed),
+        generator=generator,
     ).to(device)
-    # Without clipping a step is easily done again elsewhere; its cost, the gradient's norm, stays. Rates stay constant.
     settings = TrainSettings(
+        learning_rate=1e-3,
         batch_size=sizes.batch,
         window=sizes.window,
         state_dropout=sizes.state_dropout,
-        schedule="constant",
-        warmup=0.0,
-        learning_rate=1e-3,
-        epochs=1000,
+        # Easily done again elsewhere; what clipping costs, the gradient's norm, stays.
         clip=0.0,
         seed=seed,
     )
-    corpus = Corpus.from_splits("random", tokenizer, tokens, tokens, tokens)
-    run = _Run(model, corpus, settings, None)
-    return StepInputs(sizes, model, corpus, settings, [window.to(device) for window in run.epoch(0).windows()])
+    windows = torch.randint(sizes.num_words, (NUM_WINDOWS, sizes.batch, sizes.window), generator=generator)
+    return StepInputs(sizes, model, settings, list(windows.to(device)))
 
 
-def first_steps(inputs: StepInputs) -> tuple[list[float], list[Kept]]:
+def first_steps(inputs: StepInputs) -> tuple[Float[Tensor, " S"], list[Kept]]:
     """Our losses of the first steps, and the states that each of them kept."""
-    run = _Run(copy.deepcopy(inputs.model), inputs.corpus, inputs.settings, None)
-    losses, kept = [], []
-    for window in inputs.windows[:STEPS_CHECKED]:
-        losses.append(run.train_step(window))
-        used = run.model.all_states() if run.kept is None else run.kept
-        kept.append(Kept(used.states.clone()))
-    return losses, kept
+    step = Step(copy.deepcopy(inputs.model), inputs.settings)
+    losses: list[float] = []
+    kept: list[Kept] = []
+    for number, window in enumerate(inputs.windows[:STEPS_CHECKED]):
+        step(window, inputs.settings.learning_rate, fresh=number == 0)
+        losses.append(float(step.loss))
+        states = step.state().get("kept", inputs.model.states_of_group)
+        kept.append(Kept(states.clone()))
+    return torch.tensor(losses, dtype=torch.float64), kept
 
 
 def timed_step(inputs: StepInputs) -> Timed:
     """One training step after another, all of it: parameters, recursion, gradient, update."""
-    run = _Run(copy.deepcopy(inputs.model), inputs.corpus, inputs.settings, None)
+    step = Step(copy.deepcopy(inputs.model), inputs.settings)
     windows = cycle(inputs.windows)
 
-    def answer(_: object) -> Answer:
-        return {"losses": torch.tensor(first_steps(inputs)[0], dtype=torch.float64)}
+    def run() -> None:
+        step(next(windows), inputs.settings.learning_rate, fresh=step.count == 0)
 
-    return Timed(lambda: run.train_step(next(windows)), answer)
-
-
-def epoch_losses(model: Model, corpus: Corpus, settings: TrainSettings, limit: int | None = None) -> list[float]:
-    """The training losses of one epoch, without checks on validation text."""
-    run = _Run(model, corpus, settings, None)
-    return [run.train_step(window) for window in islice(run.epoch(0).windows(), limit)]
+    return Timed(run, lambda _: {"losses": first_steps(inputs)[0]}, warm_ups=STEPS_CHECKED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.workloads import DenseSizes, Step, StepSizes, Work
+from bench.workloads import DenseSizes, Step, StepSizes, TransitionKind, Work
 
 CUDA_STATES: dict[Work, tuple[int, ...]] = {
     "W1": (512, 1024, 4096, 16384),
@@ -35,7 +35,7 @@ def dense_sizes(work: Work, device: torch.device, quick: bool, states: tuple[int
 def step_sizes(work: Step, quick: bool) -> StepSizes:
     """W3: the paper's setting; W3b: more states per block, fewer of them kept, and more tokens."""
     paper = work == "W3"
-    transition = "softmax" if paper else "block-factored"
+    transition: TransitionKind = "softmax" if paper else "block-factored"
     if quick:
         return StepSizes(transition, 5, 8, 0.5 if paper else 0.75, dim=16, num_words=50, batch=3, window=6)
     if paper:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 Work = Literal["W1", "W2", "W4", "W5"]
 Step = Literal["W3", "W3b"]
+TransitionKind = Literal["softmax", "block-factored"]
 Answer = dict[str, Tensor]
 
 TITLES: dict[str, str] = {
@@ -42,7 +43,7 @@ class DenseSizes:
 class StepSizes:
     """One training step: `num_blocks` blocks of `states_per_block` states, a part of them kept."""
 
-    transition: Literal["softmax", "block-factored"]
+    transition: TransitionKind
     num_blocks: int
     states_per_block: int
     state_dropout: float
@@ -69,6 +70,8 @@ class Timed:
     """The timed call. The clock stops when a CUDA device has done all it was asked; other waiting is the engine's own."""
     answer: Callable[[Any], Answer]
     """Its result as tensors with the names of the truth; not timed."""
+    warm_ups: int = 2
+    """Calls before the clock starts: they compile, and fill caches."""
 
 
 class NotOffered(Exception):

@@ -18,8 +18,16 @@ from vlhmm.inference.posterior import Counts, Posterior, expected_counts, poster
 from vlhmm.inference.score import Filtered, filter_states, score
 from vlhmm.inference.viterbi import Paths, viterbi
 from vlhmm.memory import require_memory
-from vlhmm.tables import Belief, Tables, TableTransition, convert, dense_support
-from vlhmm.validate import as_batch, as_sequences, check_belief, check_distributions, check_tables
+from vlhmm.tables import Belief, Tables, TableTransition, convert, dense_support, requires_grad
+from vlhmm.validate import (
+    as_batch,
+    as_sequences,
+    check_belief,
+    check_distributions,
+    check_dtype,
+    check_tables,
+    check_window,
+)
 
 
 @dataclass(frozen=True)
@@ -56,15 +64,14 @@ class HMM:
         """Any HMM given as array-likes (Z,), (Z, Z), (Z, X): p(z_1), p(z' | z), p(x | z)."""
         arrays = check_distributions(start, transition, emission, dtype, device)
         num_states, num_words = arrays.emission.shape
-        return cls(
-            Tables(
-                convert(dense_support(num_words, num_states), device=arrays.start.device),
-                arrays.start.log(),
-                TableTransition(arrays.transition.log()),
-                arrays.emission.log().T.contiguous(),
-                reset_token,
-            )
+        precise = Tables(
+            convert(dense_support(num_words, num_states), device=arrays.start.device),
+            arrays.start.log(),
+            TableTransition(arrays.transition.log()),
+            arrays.emission.log().T.contiguous(),
+            reset_token,
         )
+        return cls(precise.to(dtype=arrays.dtype))
 
     @property
     def num_states(self) -> int:
@@ -75,6 +82,7 @@ class HMM:
         return self.tables.num_words
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> HMM:
+        check_dtype(dtype)
         return HMM(self.tables.to(device, dtype))
 
     def log_prob(
@@ -101,11 +109,14 @@ class HMM:
         parallel: bool | None = None,
     ) -> Float[Tensor, "B T"]:
         """log p(x_t | x_<t), 0 past the length. `parallel`: by a scan over time (None: where that pays and no gradient is asked)."""
-        batch = as_batch(tokens, lengths, self.tables)
-        check_belief(belief, batch, self.tables)
+        batch = self._batch(tokens, lengths, belief, window)
         if parallel is None:
-            parallel = not torch.is_grad_enabled() and scan.pays(self.tables, batch)
+            parallel = not requires_grad(self.tables) and scan.pays(self.tables, batch)
         if parallel:
+            if requires_grad(self.tables):
+                raise ValueError(
+                    "parallel=True gives no gradient, but a table requires one: use parallel=False, or no_grad"
+                )
             return scan.parallel_token_log_probs(self.tables, batch, belief)
         return score(self.tables, batch, belief, window=window).token_log_probs
 
@@ -113,8 +124,7 @@ class HMM:
         self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
     ) -> Filtered:
         """p(z_t | x_<=t) over the states that can emit x_t, and the last belief to carry on with."""
-        batch = as_batch(tokens, lengths, self.tables)
-        check_belief(belief, batch, self.tables)
+        batch = self._batch(tokens, lengths, belief, window)
         self._require_per_position(batch, "the filtered probabilities")
         return filter_states(self.tables, batch, belief, window)
 
@@ -122,8 +132,7 @@ class HMM:
         self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
     ) -> Posterior:
         """p(z_t | x) over the states that can emit x_t."""
-        batch = as_batch(tokens, lengths, self.tables)
-        check_belief(belief, batch, self.tables)
+        batch = self._batch(tokens, lengths, belief, window)
         self._require_per_position(batch, "the posterior")
         return posterior(self.tables, batch, belief, window)
 
@@ -131,7 +140,7 @@ class HMM:
         """The most likely state path and its log p(x, z)."""
         if k != 1:
             raise ValueError(f"k is {k}, but only the single best path is implemented: use k=1")
-        return viterbi(self.tables, as_batch(tokens, lengths, self.tables), window)
+        return viterbi(self.tables, self._batch(tokens, lengths, None, window), window)
 
     def expected_counts(self, tokens: Any, lengths: Any = None) -> Counts:
         """E[how often each start, transition and emission is used | x], summed over the batch."""
@@ -139,6 +148,7 @@ class HMM:
 
     def next_token_probs(self, belief: Belief | None = None) -> Float[Tensor, "B X"]:
         """p(x_t+1 | x_<=t) over the vocabulary; without a belief p(x_1), with B = 1."""
+        check_belief(belief, None, self.tables)
         return predict.next_token_probs(self.tables, belief)
 
     def sample(self, num: int, length: int, generator: torch.Generator | None = None) -> sampling.Sample:
@@ -160,7 +170,8 @@ class HMM:
         """State paths z ~ p(z | x), -1 past the length."""
         if num < 1:
             raise ValueError(f"num is {num}, but at least 1 path must be drawn")
-        return sampling.sample_posterior(self.tables, as_batch(tokens, lengths, self.tables), num, generator, window)
+        batch = self._batch(tokens, lengths, None, window)
+        return sampling.sample_posterior(self.tables, batch, num, generator, window)
 
     def fit(
         self,
@@ -208,6 +219,12 @@ class HMM:
     def with_reset_token(self, reset_token: int | None) -> HMM:
         """The same tables with another convention for what follows `reset_token`."""
         return HMM(replace(self.tables, reset_token=reset_token))
+
+    def _batch(self, tokens: Any, lengths: Any, belief: Belief | None, window: int | None) -> Batch:
+        batch = as_batch(tokens, lengths, self.tables)
+        check_belief(belief, batch, self.tables)
+        check_window(window)
+        return batch
 
     def _require_per_position(self, batch: Batch, what: str) -> None:
         size, num_positions = batch.tokens.shape

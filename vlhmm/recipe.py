@@ -89,8 +89,10 @@ _SECTIONS: dict[str, type[Any]] = {"blocks": BlockSettings, "model": ModelSettin
 PRESETS: dict[str, Recipe] = {
     "demo": Recipe(
         BlockSettings(num_blocks=64),
-        ModelSettings(states_per_block=64, dim=128, transition="block-factored", out_scale=0.25),
-        TrainSettings(epochs=6, batch_size=32, window=32, ema=0.99, weight_decay=0.02, checks_per_epoch=2),
+        ModelSettings(states_per_block=64, dim=128, transition="block-factored", initialisation="paper"),
+        TrainSettings(
+            learning_rate=0.02, epochs=6, batch_size=32, window=32, ema=0.99, weight_decay=0.02, checks_per_epoch=2
+        ),
     ),
     "default": Recipe(
         BlockSettings(num_blocks=128),

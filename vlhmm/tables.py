@@ -32,6 +32,15 @@ def convert(record: Record, device: torch.device | str | None = None, dtype: tor
     return mapped(record, lambda tensor: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None))
 
 
+def requires_grad(record: Any) -> bool:
+    """Whether autograd would follow any tensor of the record."""
+    values = [getattr(record, field.name) for field in fields(record)]
+    return torch.is_grad_enabled() and any(
+        value.requires_grad if isinstance(value, Tensor) else is_dataclass(value) and requires_grad(value)
+        for value in values
+    )
+
+
 @dataclass(frozen=True)
 class Support:
     """Which states can emit which word: word x only the K states `states_of_group[group_of_word[x]]`."""

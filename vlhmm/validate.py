@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch
-from vlhmm.tables import Belief, SoftmaxTransition, Tables, TableTransition
+from vlhmm.tables import Belief, BlockFactoredTransition, Support, Tables, TableTransition
 
 
 def as_integers(values: Any, name: str, device: torch.device) -> Int[Tensor, ...]:
@@ -66,6 +66,8 @@ def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
 
 def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tensor, " T"]]:
     """Sequences of any lengths as a list of checked 1-D tensors."""
+    if isinstance(sequences, Sequence) and not len(sequences):
+        raise ValueError("0 sequences given, at least 1 is needed")
     ragged = (
         isinstance(sequences, Sequence) and lengths is None and len(sequences) > 0 and not isinstance(sequences, str)
     )
@@ -89,15 +91,35 @@ def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tenso
     return [tokens[:length] for tokens, length in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
 
 
-def check_belief(belief: Belief | None, batch: Batch, tables: Tables) -> None:
+def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> None:
+    """A belief of these tables, and of as many sequences as `batch` has."""
     if belief is None:
         return
-    expected = (batch.tokens.shape[0], tables.support.states_per_word)
-    if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != expected[0]:
+    size = belief.token.shape[0] if batch is None else batch.tokens.shape[0]
+    expected = (size, tables.support.states_per_word)
+    if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != size:
         raise ValueError(
             f"the belief speaks of {tuple(belief.log_probs.shape)} (sequences, states), but tokens and tables need {expected}: "
             "carry the belief of the same sequences and the same model"
         )
+    bad = (belief.token < 0) | (belief.token >= tables.num_words)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"the belief's token {row} is {int(belief.token[row])}, but ids must be between 0 and {tables.num_words - 1}: "
+            "carry the belief of the same model"
+        )
+    _check_logs("the belief", belief.log_probs)
+
+
+def check_window(window: int | None) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}, but at least 1 position is needed, or None for a window that fits")
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"dtype is {dtype}, but tables are float32 or float64")
 
 
 @dataclass(frozen=True)
@@ -105,26 +127,26 @@ class Distributions:
     start: Float[Tensor, " Z"]
     transition: Float[Tensor, "Z Z"]
     emission: Float[Tensor, "Z X"]
+    dtype: torch.dtype
 
 
 def check_distributions(
     start: Any, transition: Any, emission: Any, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Distributions:
-    """Array-likes as tensors whose rows are distributions."""
+    """Array-likes as float64 tensors whose rows are distributions; `dtype` becomes that of the tables."""
+    check_dtype(dtype)
+    arrays = {"start": start, "transition": transition, "emission": emission}
     given = {
         name: values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-        for name, values in (("start", start), ("transition", transition), ("emission", emission))
+        for name, values in arrays.items()
     }
     for (name, values), rank in zip(given.items(), (1, 2, 2), strict=True):
+        if values.is_complex():
+            raise ValueError(f"{name} has dtype {values.dtype}, but probabilities are real numbers")
         if values.ndim != rank:
             raise ValueError(f"{name} has {values.ndim} dimension(s) {tuple(values.shape)}, but {rank} are needed")
         if values.numel() == 0:
             raise ValueError(f"{name} has shape {tuple(values.shape)}, but at least one state and one word are needed")
-    if dtype is None:
-        floating = [values.dtype for values in given.values() if values.dtype in (torch.float32, torch.float64)]
-        dtype = max(floating, key=lambda kind: torch.finfo(kind).bits, default=torch.float32)
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype is {dtype}, but tables are float32 or float64")
     num_states = given["start"].shape[0]
     if given["transition"].shape != (num_states, num_states):
         raise ValueError(
@@ -134,16 +156,18 @@ def check_distributions(
         raise ValueError(
             f"emission has {given['emission'].shape[0]} rows, but start has {num_states} states: a row a state is needed"
         )
-    checked = {}
-    for name, values in given.items():
-        values = values.to(dtype=dtype, device=device)
-        rows = values if values.ndim == 2 else values[None]
-        _check_rows(name, rows)
-        checked[name] = values
-    return Distributions(**checked)
+    if dtype is None:
+        # Lists have no precision of their own.
+        typed = [given[name].dtype for name, values in arrays.items() if isinstance(values, Tensor | np.ndarray)]
+        dtype = torch.float64 if torch.float64 in typed else torch.float32
+    # Checked, and later turned to logs, in float64: a probability too small for float32 has a log that is not.
+    precise = {name: values.to(dtype=torch.float64, device=device) for name, values in given.items()}
+    for name, values in precise.items():
+        _check_rows(name, values if values.ndim == 2 else values[None], given[name].dtype)
+    return Distributions(**precise, dtype=dtype)
 
 
-def _check_rows(name: str, rows: Float[Tensor, "N W"]) -> None:
+def _check_rows(name: str, rows: Float[Tensor, "N W"], given_as: torch.dtype) -> None:
     if bool(rows.isnan().any()):
         row, column = rows.isnan().nonzero()[0].tolist()
         raise ValueError(f"{name} has NaN at row {row}, column {column}: probabilities must be numbers")
@@ -152,22 +176,30 @@ def _check_rows(name: str, rows: Float[Tensor, "N W"]) -> None:
         raise ValueError(
             f"{name} is {float(rows[row, column])} at row {row}, column {column}, but probabilities are not negative"
         )
-    _check_totals(name, rows.double().sum(1), rows.dtype)
+    _check_totals(name, rows.sum(1), given_as)
 
 
-def _check_totals(name: str, totals: Float[Tensor, " N"], dtype: torch.dtype) -> None:
+def _check_totals(
+    name: str, totals: Float[Tensor, " N"], dtype: torch.dtype, numbers: Int[Tensor, " N"] | None = None
+) -> None:
     # Rounding of a row of many float32 numbers, not modelling errors.
-    tolerance = 1e-3 if dtype == torch.float32 else 1e-6
+    tolerance = 1e-6 if dtype == torch.float64 else 1e-3
     bad = ~((totals - 1).abs() <= tolerance)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
+        number = row if numbers is None else int(numbers[row])
         raise ValueError(
-            f"{name}: row {row} sums to {float(totals[row]):.6g}, but a distribution sums to 1 (within {tolerance:g}): divide each row by its sum"
+            f"{name}: row {number} sums to {float(totals[row]):.6g}, but a distribution sums to 1 (within {tolerance:g}): divide each row by its sum"
         )
 
 
+SAMPLED_ROWS = 16
+"""A transition stored as factors is checked on so many of its rows: all of them would cost Z^2."""
+
+
 def check_tables(tables: Tables) -> None:
-    """Shapes that fit together and rows that are distributions, as far as that costs less than one pass over the tables."""
+    """Shapes that fit together and rows that are distributions."""
+    _check_support(tables.support)
     support = tables.support
     if tuple(tables.log_emission.shape) != (support.num_words, support.states_per_word):
         raise ValueError(
@@ -182,25 +214,70 @@ def check_tables(tables: Tables) -> None:
         raise ValueError(
             f"reset_token is {tables.reset_token}, but ids must be between 0 and {tables.num_words - 1}, or None for no reset"
         )
+    parts = {"log_start": tables.log_start, "log_emission": tables.log_emission}
+    for field in fields(tables.transition):
+        part = getattr(tables.transition, field.name)
+        parts[f"transition.{field.name}"] = part
+        if part.shape[0] != tables.num_states:
+            raise ValueError(
+                f"transition.{field.name} has {part.shape[0]} rows, but there are {tables.num_states} states: a row a state is needed"
+            )
+    for name, part in parts.items():
+        check_dtype(part.dtype)
+        if part.dtype != tables.dtype or part.device != tables.device:
+            raise ValueError(
+                f"{name} is {part.dtype} on {part.device}, but log_emission is {tables.dtype} on {tables.device}: "
+                "convert the tables as a whole with .to()"
+            )
     with torch.no_grad():
         _check_logs("log_start", tables.log_start)
         _check_logs("log_emission", tables.log_emission)
         _check_totals("start", tables.log_start.double().exp().sum()[None], tables.dtype)
         _check_emission(tables)
-        transition = tables.transition
-        if isinstance(transition, TableTransition):
-            _check_logs("transition", transition.log_prob)
-            if transition.log_prob.shape != (tables.num_states, tables.num_states):
-                raise ValueError(
-                    f"transition has shape {tuple(transition.log_prob.shape)}, but there are {tables.num_states} states"
-                )
-            _check_totals("transition", transition.log_prob.logsumexp(1).double().exp(), tables.dtype)
-        elif isinstance(transition, SoftmaxTransition):
-            _check_logs("transition normaliser", transition.log_normalizer)
-        else:
-            if not support.partition:
-                raise ValueError("a block-factored transition needs a partition of the states into blocks")
-            _check_totals("transition between blocks", transition.log_block.double().exp().sum(1), tables.dtype)
+        _check_transition(tables)
+
+
+def _check_support(support: Support) -> None:
+    groups, states = support.group_of_word, support.states_of_group
+    if bool((groups < 0).any()) or bool((groups >= support.num_groups).any()):
+        word = int(((groups < 0) | (groups >= support.num_groups)).nonzero()[0, 0])
+        raise ValueError(
+            f"word {word} is in group {int(groups[word])}, but groups are numbered from 0 to {support.num_groups - 1}"
+        )
+    if bool((states < 0).any()) or bool((states >= support.num_states).any()):
+        group, slot = ((states < 0) | (states >= support.num_states)).nonzero()[0].tolist()
+        raise ValueError(
+            f"group {group} has state {int(states[group, slot])}, but states are numbered from 0 to {support.num_states - 1}"
+        )
+    every_state = torch.arange(support.num_states, device=states.device)
+    if support.partition and not torch.equal(states.reshape(-1), every_state):
+        raise ValueError(
+            f"the support says it is a partition, but its groups do not hold the states 0 to {support.num_states - 1} "
+            "once each and in order: say partition=False"
+        )
+
+
+def _check_transition(tables: Tables) -> None:
+    transition, num_states = tables.transition, tables.num_states
+    if isinstance(transition, TableTransition):
+        _check_logs("transition", transition.log_prob)
+        if transition.log_prob.shape != (num_states, num_states):
+            raise ValueError(
+                f"transition has shape {tuple(transition.log_prob.shape)}, but there are {num_states} states"
+            )
+        _check_totals("transition", transition.log_prob.logsumexp(1).double().exp(), tables.dtype)
+        return
+    if isinstance(transition, BlockFactoredTransition):
+        if not tables.support.partition:
+            raise ValueError("a block-factored transition needs a partition of the states into blocks")
+        if transition.log_block.shape[1] != tables.support.num_groups:
+            raise ValueError(
+                f"the transition knows {transition.log_block.shape[1]} blocks, but the support has {tables.support.num_groups}"
+            )
+        _check_totals("transition between blocks", transition.log_block.double().exp().sum(1), tables.dtype)
+    step = max(1, num_states // SAMPLED_ROWS)
+    rows = torch.arange(0, num_states, step, device=tables.device)
+    _check_totals("transition", transition.log_rows(rows).double().exp().sum(1), tables.dtype, rows)
 
 
 def _check_logs(name: str, log_probs: Tensor) -> None:

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
+import vlhmm
+
 SMALL = [
     *("--preset", "demo", "--device", "cpu", "--set", "num_blocks=6", "--set", "states_per_block=4"),
     *("--set", "dim=8", "--set", "batch_size=4", "--set", "window=16", "--set", "epochs=2"),
@@ -17,7 +22,7 @@ SMALL = [
 """A model that trains in a second."""
 
 
-def write_text(path: Path, num_lines: int = 400) -> None:
+def write_text(path: Path, num_lines: int = 240) -> None:
     """English-like lines: article, noun, verb, and an end."""
     draw = random.Random(0)
     nouns = ["file", "name", "list", "string", "module", "value"]
@@ -56,7 +61,9 @@ Run = Callable[..., Ran]
 
 def start_process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """A command in a process of its own, one thread, nothing but pipes around it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    # Found from any working directory, installed or not.
+    package = Path(vlhmm.__file__).parents[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
     environment.pop("VLHMM_DEBUG", None)
     return subprocess.Popen(
         [sys.executable, "-m", "vlhmm", *(str(argument) for argument in arguments)],
@@ -67,3 +74,9 @@ def start_process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         env=environment,
         **options,
     )
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    """Whether two run folders hold bit-identical models. The files may differ: safetensors writes metadata in any order."""
+    one, other = (load_file(folder / "model.safetensors") for folder in (first, second))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from cli_helpers import Run
+from cli_helpers import SMALL, Run
 
 from vlhmm.lm import load
 
@@ -110,11 +110,11 @@ def test_eval_of_the_corpus_is_what_training_found(run: Run, model_dir: Path, te
     lines = text_file.read_text().splitlines()
     folder = text_file.parent / "split"
     folder.mkdir(exist_ok=True)
-    (folder / "train.txt").write_text("\n".join(lines[:300]))
-    (folder / "valid.txt").write_text("\n".join(lines[300:350]))
-    (folder / "test.txt").write_text("\n".join(lines[350:]))
+    (folder / "train.txt").write_text("\n".join(lines[:140]))
+    (folder / "valid.txt").write_text("\n".join(lines[140:190]))
+    (folder / "test.txt").write_text("\n".join(lines[190:]))
     answer = run("eval", model_dir, folder, "--json").json
-    assert answer["num_tokens"] == sum(len(line.split()) + 1 for line in lines[350:])
+    assert answer["num_tokens"] == sum(len(line.split()) + 1 for line in lines[190:])
     assert answer["baselines"]["unigram"] < answer["baselines"]["uniform"]
     assert "one exact stream" in answer["protocol"]
     # The last fifty lines as a file, or on stdin, are the same text.
@@ -140,7 +140,7 @@ def test_eval_refuses_a_corpus_of_another_tokenizer(run: Run, model_dir: Path, t
 
 def test_prepare_then_train_equals_training_on_the_text(run: Run, text_file: Path, tmp_path: Path) -> None:
     prepared = run("prepare", text_file, "--out", tmp_path / "small", "--json").json
-    plan = run("train", text_file, "--out", tmp_path / "run", "--preset", "demo", "--dry-run", "--json").json
+    plan = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--dry-run", "--json").json
     assert prepared["hash"] == plan["corpus"]["hash"]
     assert prepared["tokens"]["train"] == plan["tokens"]
     assert "exists already" in run("prepare", text_file, "--out", tmp_path / "small").error

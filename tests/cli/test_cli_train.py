@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_helpers import SMALL, Run, start_process
+from cli_helpers import SMALL, Run, same_weights, start_process
 from filelock import FileLock
 
 
@@ -34,9 +34,11 @@ def test_dry_run_writes_nothing(run: Run, text_file: Path, tmp_path: Path) -> No
 
 def test_settings_come_from_preset_then_file_then_options(run: Run, text_file: Path) -> None:
     Path("mine.toml").write_text("[model]\ndim = 24\n[train]\nepochs = 5\nwindow = 8\n")
-    options = ("--preset", "demo", "--config", "mine.toml", "--set", "window=16", "--seed", "7", "--dry-run", "--json")
-    recipe = run("train", text_file, "--out", "run", *options).json["recipe"]
-    assert recipe["blocks"]["num_blocks"] == 64 or recipe["model"]["out_scale"] == 0.25
+    options = ("--config", "mine.toml", "--set", "num_blocks=6", "--set", "window=16", "--seed", "7")
+    recipe = run("train", text_file, "--out", "run", "--preset", "linear", *options, "--dry-run", "--json").json[
+        "recipe"
+    ]
+    assert recipe["model"]["parameterization"] == "linear"
     assert recipe["model"]["dim"] == 24
     assert (recipe["train"]["epochs"], recipe["train"]["window"], recipe["train"]["seed"]) == (5, 16, 7)
 
@@ -80,22 +82,32 @@ def test_max_seconds_stops_and_resume_finishes(run: Run, text_file: Path, model_
     assert first["step"] < first["num_steps"]
     assert run("train", "--out", folder, "--resume").status == 0
     assert json.loads((folder / "results.json").read_text())["stopped"] == "finished"
-    assert (folder / "model.safetensors").read_bytes() == (model_dir / "model.safetensors").read_bytes()
+    assert same_weights(folder, model_dir)
+
+
+LONG = (*SMALL, "--set", "epochs=12")
+"""Long enough to be stopped in the middle."""
+
+
+@pytest.fixture(scope="module")
+def whole_run(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    process = start_process("train", text_file, "--out", folder, *LONG)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return folder
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
 def test_a_stopped_run_resumes_to_the_same_weights(
-    run: Run, text_file: Path, tmp_path: Path, number: signal.Signals
+    run: Run, text_file: Path, whole_run: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    # Long enough to be caught in the middle; the run to compare with is not interrupted.
-    options = ("train", text_file, *SMALL, "--set", "epochs=12")
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert run(*options, "--out", whole).status == 0
-    process = start_process(*options, "--out", stopped)
+    folder = tmp_path / "stopped"
+    process = start_process("train", text_file, "--out", folder, *LONG)
     try:
-        _wait_for_checks(stopped / "log.jsonl", process)
+        _wait_for_checks(folder / "log.jsonl", process)
         if number is signal.SIGKILL:
-            refused = run("train", "--out", stopped, "--resume")
+            refused = run("train", "--out", folder, "--resume")
             assert refused.status == 2
             assert "in use by another process" in refused.error
         process.send_signal(number)
@@ -106,11 +118,12 @@ def test_a_stopped_run_resumes_to_the_same_weights(
         assert process.returncode == 130
         assert errors.strip().splitlines()[-1].startswith("stopped at step")
         assert "Traceback" not in errors
-    assert not (stopped / "results.json").exists() or number is signal.SIGINT
-    resumed = run("train", "--out", stopped, "--resume")
-    assert resumed.status == 0
-    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    assert (stopped / "blocks.tsv").read_bytes() == (whole / "blocks.tsv").read_bytes()
+    else:
+        assert process.returncode == -signal.SIGKILL
+        assert not (folder / "results.json").exists()
+    assert run("train", "--out", folder, "--resume").status == 0
+    assert same_weights(folder, whole_run)
+    assert (folder / "blocks.tsv").read_bytes() == (whole_run / "blocks.tsv").read_bytes()
 
 
 def _wait_for_checks(log: Path, process: subprocess.Popen[str]) -> None:

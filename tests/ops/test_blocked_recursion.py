@@ -19,11 +19,13 @@ from vlhmm.ops.blocked_recursion import (
     Precision,
     blocked_recursion,
     blocked_recursion_by_kernels,
+    launch,
     reference,
 )
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition
 
 FACTORS = ("log_previous", "log_inits", "log_emission")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = (BlockFactoredTransition, SoftmaxTransition)
 
 # Relative errors by norm, for the value (log p(x) of a sequence) and for gradients: bf16 keeps 8 bits, tf32 11.
@@ -127,11 +129,13 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], precisio
         assert (ours - theirs).abs().max() <= 2 * gradient_tolerance * theirs.abs().max().clamp(min=1e-6), name
 
 
-def check_kernels(factors: BlockedFactors, precision: Precision, device: str) -> None:
+def check_kernels(
+    factors: BlockedFactors, precision: Precision, device: str = DEVICE, cut: launch.Cut | None = None
+) -> None:
     cotangents = cotangents_for(factors)
     expected = results(reference.blocked_recursion, moved_to(factors, device, torch.float64), cotangents)
     found = results(
-        lambda given: blocked_recursion_by_kernels(given, precision), moved_to(factors, device), cotangents
+        lambda given: blocked_recursion_by_kernels(given, precision, cut), moved_to(factors, device), cotangents
     )
     assert_close(found, expected, precision)
 
@@ -158,19 +162,97 @@ def test_the_cpu_path_equals_the_reference(kind: type) -> None:
         torch.testing.assert_close(found, expected[name], rtol=1e-9, atol=1e-11)
 
 
-SHAPES = [
-    # Odd sizes; one state and one position; more states than a program holds rows of; a width of two pieces.
-    {"batch": 3, "positions": 5, "states": 5, "groups": 4, "width": 7},
-    {"batch": 1, "positions": 1, "states": 1, "groups": 2, "width": 3, "entering": 0},
-    {"batch": 2, "positions": 4, "states": 17, "groups": 3, "width": 70},
-]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 5, 4, 7), (1, 1, 1, 2, 3), (2, 3, 17, 3, 70)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_equal_the_reference(kind: type, shape: dict[str, int]) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    check_kernels(random_factors(kind, seed=2, **shape), "highest", device)
+def test_kernels_equal_the_reference(kind: type, shape: tuple[int, int, int, int, int]) -> None:
+    check_kernels(random_factors(kind, 2, *shape), "highest")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tile_in_pieces_equals_the_reference(kind: type) -> None:
+    """Groups of more states than a program holds rows of, and widths of several pieces."""
+    factors = random_factors(kind, 4, batch=2, positions=3, states=19, groups=3, width=18)
+    sizes = {"tile_rows": 16, "step_rows": 16, "sum_rows": 16, "sum_inner": 16, "sum_width": 16, "tile_width": 16}
+    check_kernels(factors, "highest", cut=replace(launch.cut_for(19, "highest"), **sizes, sum_programs=5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_group_at_every_position_is_summed_over_all(kind: type) -> None:
+    factors = random_factors(kind, 5, groups=1, entering=0)
+    check_kernels(factors, "highest", cut=replace(launch.cut_for(5, "highest"), sum_programs=2))
+
+
+def test_tiles_far_below_one_do_not_underflow() -> None:
+    factors = random_factors(SoftmaxTransition, 6)
+    far = replace(factors.transition, log_normalizer=factors.transition.log_normalizer + 200)
+    far_factors = replace(factors, transition=far, log_emission=factors.log_emission - 300)
+    check_kernels(far_factors, "highest")
+    assert not blocked_recursion_by_kernels(moved_to(far_factors, DEVICE), "highest").suspect.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_impossible_token_ends_its_sequence_alone(kind: type) -> None:
+    factors = random_factors(kind, 7)
+    factors.log_emission[1, 2] = -torch.inf
+    factors = replace(factors, lengths=torch.tensor([5, 5, 4]))
+    # The reference, too, gives no gradient to what is impossible, if nothing is asked of it.
+    cotangents = cotangents_for(factors)
+    cotangents[0][1, 2:], cotangents[1][1] = 0, 0
+    expected = results(reference.blocked_recursion, moved_to(factors, DEVICE, torch.float64), cotangents)
+    found = results(lambda given: blocked_recursion_by_kernels(given, "highest"), moved_to(factors, DEVICE), cotangents)
+    assert (found["token_log_probs"][1, 2:] == -torch.inf).all()
+    for one in (found, expected):
+        one["token_log_probs"][1, 2:] = 0
+    assert_close(found, expected, "highest")
+    # Whatever is asked of it, it has none.
+    asked = results(
+        lambda given: blocked_recursion_by_kernels(given, "highest"), moved_to(factors, DEVICE), cotangents_for(factors)
+    )
+    assert (asked["log_emission"][1, 2:] == 0).all()
+
+
+def test_an_impossible_past_stays_impossible() -> None:
+    factors = random_factors(BlockFactoredTransition, 8)
+    factors.log_previous[1] = -torch.inf
+    run = blocked_recursion_by_kernels(moved_to(factors, DEVICE), "highest")
+    within = torch.arange(5) < factors.lengths[:, None]
+    assert ((run.token_log_probs.cpu() == -torch.inf) == (within & torch.tensor([[False], [True], [False]]))).all()
+    assert (run.log_last[1] == -torch.inf).all()
+
+
+def test_states_that_cannot_be_entered_have_no_gradient() -> None:
+    """A feature 1 times -inf bars a state, as in the softmax head: never 0 times -inf."""
+    factors = random_factors(SoftmaxTransition, 9, width=6)
+    transition = factors.transition
+    transition.out[:, -1] = 1
+    transition.into[2::5, -1] = -torch.inf
+    transition = replace(transition, log_normalizer=(transition.out @ transition.into.T).logsumexp(1))
+    factors = replace(factors, transition=transition, init_of=torch.full_like(factors.init_of, -1))
+    found = results(
+        lambda given: blocked_recursion_by_kernels(given, "highest"), moved_to(factors, DEVICE), cotangents_for(factors)
+    )
+    assert all(value.isfinite().all() for value in found.values())
+    assert (found["into"][2::5] == 0).all()
+    assert (found["last"][:, 2] == 0).all()
+    expected, _ = reference.blocked_recursion(moved_to(factors, DEVICE, torch.float64))
+    torch.testing.assert_close(found["token_log_probs"].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sequence_near_the_smallest_number_is_suspect() -> None:
+    factors = random_factors(BlockFactoredTransition, 10, states=2, positions=3)
+    lasting = torch.full((3, 3), -1)
+    # The message is all but in state 0, of which the next word is all but impossible; the transition has zeros.
+    barred = factors.transition.log_block.index_fill(0, torch.arange(1, 10, 2), -torch.inf)
+    factors.log_emission[1] = torch.tensor([[0.0, -80.0], [0.0, -80.0], [0.0, -80.0]])
+    transition = replace(factors.transition, log_block=barred)
+    factors = replace(factors, init_of=lasting, transition=transition, lengths=torch.full((3,), 3))
+    run = blocked_recursion_by_kernels(moved_to(factors, DEVICE), "highest")
+    assert run.suspect.tolist() == [False, True, False]
+
+
+def test_too_many_states_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"1025 states.*at most 1024"):
+        launch.cut_for(1025, "bf16")
 
 
 @pytest.fixture
@@ -199,9 +281,43 @@ def true_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("true_bf16")
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_are_within_the_error_of_their_precision(kind: type, precision: Precision) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def test_bf16_operands_are_within_their_error(kind: type) -> None:
     # The bound is one for a sequence of 64 tokens.
-    check_kernels(random_factors(kind, seed=3, batch=1, positions=64, states=9, width=12), precision, device)
+    check_kernels(random_factors(kind, 3, batch=1, positions=64, states=9, width=12), "bf16")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tf32_operands_are_within_their_error(kind: type) -> None:
+    check_kernels(random_factors(kind, 3, batch=1, positions=64 if DEVICE == "cuda" else 4), "tf32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "highest"])
+@pytest.mark.parametrize(
+    "shape", [(5, 64, 128, 16, 256), (3, 64, 100, 9, 257), (2, 33, 130, 5, 100), (2, 20, 300, 4, 64)], ids=str
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_at_full_size_equal_the_reference(
+    kind: type, shape: tuple[int, int, int, int, int], precision: Precision
+) -> None:
+    check_kernels(random_factors(kind, 11, *shape), precision)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_equals_eager() -> None:
+    factors = moved_to(random_factors(BlockFactoredTransition, 12, 4, 16, 64, 8, 64), "cuda")
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves_of(factors).items()}
+
+    def step() -> list[Tensor]:
+        run = blocked_recursion_by_kernels(with_leaves(factors, leaves))
+        return [run.token_log_probs, *torch.autograd.grad(run.token_log_probs.sum(), tuple(leaves.values()))]
+
+    eager = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    for ours, theirs in zip(captured, eager, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

@@ -93,7 +93,7 @@ def _report(error: Exception) -> int:
     """One line for what the user can mend; anything else is a defect of ours and is raised on."""
     if hasattr(error, "format_message"):
         # typer's own: an unknown option, a missing argument.
-        message(f"error: {error.format_message()}")
+        message("error: " + " ".join(error.format_message().split()))
         return 2
     from vlhmm.train import DivergedError
 

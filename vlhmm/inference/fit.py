@@ -20,9 +20,11 @@ TOKENS_AT_ONCE = 1 << 14
 """Sequences are scored in batches of about this many tokens."""
 
 
-def batches(sequences: Sequence[Tensor], tokens_at_once: int = TOKENS_AT_ONCE) -> Iterator[tuple[list[int], Batch]]:
-    """The sequences in batches of similar lengths, each with the numbers of its sequences."""
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+def batches(
+    sequences: Sequence[Tensor], numbers: Sequence[int] | None = None, tokens_at_once: int = TOKENS_AT_ONCE
+) -> Iterator[tuple[list[int], Batch]]:
+    """The sequences (or those numbered so) in batches of similar lengths, each with the numbers of its sequences."""
+    order = sorted(range(len(sequences)) if numbers is None else numbers, key=lambda i: len(sequences[i]))
     while order:
         longest = len(sequences[order[-1]])
         chosen = order[-max(1, tokens_at_once // longest) :]
@@ -37,10 +39,10 @@ def total_counts(tables: Tables, numbered: Iterable[tuple[Sequence[int], Batch]]
     total: Counts | None = None
     log_prob = 0.0
     for numbers, batch in numbered:
-        counts, log_probs = expected_counts(tables, batch)
-        raise_impossible(log_probs[:, None], 0, torch.tensor(numbers, device=log_probs.device), "em")
+        counts, token_log_probs = expected_counts(tables, batch)
+        raise_impossible(token_log_probs, 0, torch.tensor(numbers), "em")
         total = counts if total is None else total + counts
-        log_prob += float(log_probs.sum())
+        log_prob += float(token_log_probs.double().sum())
     if total is None:
         raise ValueError("0 sequences to count, at least 1 is needed")
     return total, log_prob
@@ -109,7 +111,7 @@ def minibatch_em_steps(
     while True:
         log_prob = 0.0
         for chosen in torch.randperm(len(sequences), generator=generator).split(batch_size):
-            counts, part_log_prob = total_counts(tables, batches([sequences[i] for i in chosen.tolist()]))
+            counts, part_log_prob = total_counts(tables, batches(sequences, chosen.tolist()))
             tables = mixed(maximized(counts, tables), tables, rate)
             log_prob += part_log_prob
         yield tables, log_prob
@@ -130,12 +132,11 @@ def adam_steps(tables: Tables, sequences: Sequence[Tensor], learning_rate: float
         for chosen, batch in batches(sequences):
             current = _normalized(logits, tables)
             token_log_probs = score(current, batch).token_log_probs
-            log_probs = token_log_probs.detach().sum(1)
-            raise_impossible(log_probs[:, None], 0, torch.tensor(chosen, device=log_probs.device), "fit")
+            raise_impossible(token_log_probs.detach(), 0, torch.tensor(chosen), "fit")
             optimizer.zero_grad()
             (-token_log_probs.sum() / batch.lengths.sum()).backward()
             optimizer.step()
-            log_prob += float(log_probs.double().sum())
+            log_prob += float(token_log_probs.detach().double().sum())
         with torch.no_grad():
             fitted = _normalized(logits, tables)
         yield fitted, log_prob

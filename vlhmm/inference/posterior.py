@@ -97,8 +97,8 @@ def as_table(tables: Tables) -> Tables:
     return replace(tables, transition=TableTransition(tables.transition.log_rows(every_state)))
 
 
-def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor, " B"]]:
-    """The gradient of log p(x) in the log tables, and log p(x) of each sequence."""
+def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor, "B T"]]:
+    """The gradient of log p(x) in the log tables, and log p(x_t | x_<t)."""
     tables = as_table(tables)
     assert isinstance(tables.transition, TableTransition)
     with torch.enable_grad():
@@ -117,4 +117,4 @@ def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor,
         torch.zeros_like(leaf) if gradient is None else gradient.clamp(min=0)
         for gradient, leaf in zip(gradients, (start, transition, emission), strict=True)
     )
-    return Counts(*counts), token_log_probs.detach().double().sum(1)
+    return Counts(*counts), token_log_probs.detach()

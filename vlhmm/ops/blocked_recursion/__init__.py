@@ -51,17 +51,15 @@ def blocked_recursion_by_kernels(
     factors: BlockedFactors, precision: Precision = "bf16", cut: Cut | None = None
 ) -> BlockedRun:
     """The same by the Triton kernels, in float32; `cut` overrules how the work is cut into pieces."""
-    transition = factors.transition
-    factored = isinstance(transition, BlockFactoredTransition)
     token_log_probs, log_last, suspect = _BlockedRecursion.apply(
         factors.log_previous.float(),
         factors.log_inits.float(),
-        transition.out,
-        transition.into,
-        (transition.log_block if factored else transition.log_normalizer).float(),
+        factors.transition.out,
+        factors.transition.into,
+        factors.row_term.float(),
         factors.log_emission.float(),
         (factors.init_of, factors.source_group, factors.target_group, factors.lengths),
-        factored,
+        factors.block_factored,
         precision,
         cut,
     )
@@ -70,9 +68,7 @@ def blocked_recursion_by_kernels(
 
 def _rebuilt(tensors: tuple[Tensor, ...], factored: bool) -> BlockedFactors:
     log_previous, log_inits, out, into, row_term, log_emission, init_of, source_group, target_group, lengths = tensors
-    transition = (
-        BlockFactoredTransition(row_term, out, into) if factored else SoftmaxTransition(out, into, row_term)
-    )
+    transition = BlockFactoredTransition(row_term, out, into) if factored else SoftmaxTransition(out, into, row_term)
     return BlockedFactors(
         log_previous, log_inits, init_of, transition, source_group, target_group, log_emission, lengths
     )
@@ -104,7 +100,8 @@ class _BlockedRecursion(torch.autograd.Function):
         ctx.save_for_backward(
             *inputs,
             *(packed.out, packed.into, packed.barrier),
-            *(run.token_log_probs, run.log_last, run.suspect, run.tiles, run.alpha, run.sent, run.weight, run.rate),
+            *(run.token_log_probs, run.log_last, run.suspect, run.tiles),
+            *(run.weight, run.emission, run.alpha, run.sent, run.totals),
         )
         ctx.factored, ctx.precision, ctx.cut = factored, precision, cut
         ctx.mark_non_differentiable(run.suspect)
@@ -117,7 +114,11 @@ class _BlockedRecursion(torch.autograd.Function):
 
         # Asked for once: under checkpointing a second time would be refused.
         saved = ctx.saved_tensors
-        factors, packed, run = _rebuilt(saved[:10], ctx.factored), launch.Operands(*saved[10:13]), launch.Run(*saved[13:])
+        factors, packed, run = (
+            _rebuilt(saved[:10], ctx.factored),
+            launch.Operands(*saved[10:13]),
+            launch.Run(*saved[13:]),
+        )
         gradient = launch.backward(factors, packed, run, cotangents[0], cotangents[1], ctx.precision, ctx.cut)
         return (
             *(gradient.log_previous, gradient.log_inits, gradient.out, gradient.into),

@@ -42,6 +42,17 @@ class BlockedFactors:
         """K, the states of a group."""
         return self.log_emission.shape[2]
 
+    @property
+    def block_factored(self) -> bool:
+        return isinstance(self.transition, BlockFactoredTransition)
+
+    @property
+    def row_term(self) -> Float[Tensor, ...]:
+        """What a row of the transition has beside its features: log_block (Z, M) or log_normalizer (Z,)."""
+        if isinstance(self.transition, BlockFactoredTransition):
+            return self.transition.log_block
+        return self.transition.log_normalizer
+
     def with_tiles(self) -> Factors:
         """The same factors with each position's log tile made: (B T, K, K) numbers."""
         source, target = (self._support(side) for side in (self.transition.out, self.transition.into))

@@ -1,6 +1,8 @@
-"""The blocked recursion on a GPU, in four kernels; `launch.py` calls them.
+"""The blocked recursion on a GPU, in six kernels; `launch.py` calls them.
 
+    pack         features as operands
     make_tiles   a program a tile      S = exp(out in^T), each row shifted or normalised, and the log weight of each row
+    exponentiate a program a position  the vectors of a position as probabilities: steps in sequence do no more than they must
     forward      a program a sequence  messages from position to position: vector times tile
     backward     a program a sequence  the same from the end: tile times vector
     accumulate   a program a stretch of positions  the gradient of the features: tile gradient times the other features
@@ -113,11 +115,37 @@ def make_tiles(
 
 @triton.jit
 @no_type_check
+def exponentiate(
+    log_weight, log_emission, log_inits, init_of, weight, emission, log_shift, found_zero, K, K_PAD: tl.constexpr
+):
+    """The vectors of one position, each shifted so that its largest entry is 1; `log_shift` is what the shifts took.
+
+    A state that begins anew has not moved: its weights are 0, and its emission holds the init row as well.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    state = tl.arange(0, K_PAD)
+    inside = state < K
+    init = tl.load(init_of + n).to(tl.int64)
+    log_e = tl.load(log_emission + n * K + state, mask=inside, other=float("-inf"))
+    log_e += tl.load(log_inits + init * K + state, mask=inside & (init >= 0), other=0.0)
+    log_w = tl.load(log_weight + n * K + state, mask=inside, other=float("-inf"))
+    peak = finite_or_zero(tl.max(log_e, axis=0))
+    shift = finite_or_zero(tl.max(log_w, axis=0))
+    w = tl.where(init >= 0, 0.0, tl.exp(log_w - shift))
+    tl.store(weight + n * K + state, w, mask=inside)
+    tl.store(emission + n * K + state, tl.exp(log_e - peak), mask=inside)
+    tl.store(log_shift + n, peak + tl.where(init >= 0, 0.0, shift))
+    smallest = tl.min(tl.where(inside, w, 1.0), axis=0)
+    tl.store(found_zero, 1, mask=(smallest == 0.0) & (init < 0))
+
+
+@triton.jit
+@no_type_check
 def forward(
     tiles,
-    log_weight,
-    log_emission,
-    log_inits,
+    weight,
+    emission,
+    log_shift,
     init_of,
     log_previous,
     lengths,
@@ -125,10 +153,8 @@ def forward(
     log_last,
     alpha,
     sent,
-    weight,
-    rate,
+    totals,
     doubt,
-    found_zero,
     T,
     K,
     K_PAD: tl.constexpr,
@@ -136,7 +162,7 @@ def forward(
 ):
     """One sequence. Each step waits for the one before, so all that does not is loaded a step ahead.
 
-    `rate` is e_t / c_t. `doubt` is 2 where a total was next to nothing, 1 where a single message was, else 0.
+    `doubt` is 2 where a total was next to nothing, 1 where a single message was, else 0.
     """
     CHUNKS: tl.constexpr = K_PAD // ROWS
     b = tl.program_id(0).to(tl.int64)
@@ -150,34 +176,30 @@ def forward(
     alive = tl.where(tl.max(log_message, axis=0) > float("-inf"), 1.0, 0.0)
     low = 0
     fading = tl.where((message < TINY) & (log_message > float("-inf")), 1, 0)
-    no_weight = tl.zeros((K_PAD,), dtype=tl.int32)
     tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
-    weight_at = log_weight + b * T * K + state
-    emission_at = log_emission + b * T * K + state
+    weight_at = weight + b * T * K + state
+    emission_at = emission + b * T * K + state
     next_tile = tl.load(tile_at)
-    next_log_weight = tl.load(weight_at, mask=inside, other=float("-inf"))
-    next_log_emission = tl.load(emission_at, mask=inside, other=float("-inf"))
+    next_weight = tl.load(weight_at, mask=inside, other=0.0)
+    next_emission = tl.load(emission_at, mask=inside, other=0.0)
+    next_shift = tl.load(log_shift + b * T)
     next_init = tl.load(init_of + b * T)
-    for t in range(0, length):
+    for t in range(length):
         at = b * T + t
-        log_w, log_e, init = next_log_weight, next_log_emission, next_init
+        w, e, shift, init = next_weight, next_emission, next_shift, next_init
         # The last step loads its own once more, not what lies behind.
         following = tl.minimum(t + 1, last)
-        next_log_weight = tl.load(weight_at + following * K, mask=inside, other=float("-inf"))
-        next_log_emission = tl.load(emission_at + following * K, mask=inside, other=float("-inf"))
+        next_weight = tl.load(weight_at + following * K, mask=inside, other=0.0)
+        next_emission = tl.load(emission_at + following * K, mask=inside, other=0.0)
+        next_shift = tl.load(log_shift + b * T + following)
         next_init = tl.load(init_of + b * T + following)
-        shift = finite_or_zero(tl.max(log_w, axis=0))
-        # A state that begins anew has not moved.
-        w = tl.where(init >= 0, 0.0, tl.exp(log_w - shift))
-        no_weight = tl.where((w == 0.0) & inside & (init < 0), 1, no_weight)
         moving = message * w
-        tl.store(weight + at * K + state, w, mask=inside)
         tl.store(sent + at * K + state, moving, mask=inside)
         if CHUNKS > 1:
             # A register cannot be indexed by the chunk: `sent` is read back from memory, once all have written it.
             tl.debug_barrier()
         predicted = tl.zeros((K_PAD,), dtype=tl.float32)
-        for chunk in range(0, CHUNKS):
+        for chunk in range(CHUNKS):
             tile = next_tile
             next_chunk = tl.minimum(t * CHUNKS + chunk + 1, last * CHUNKS + CHUNKS - 1)
             next_tile = tl.load(tile_at + next_chunk * (ROWS * K_PAD))
@@ -187,24 +209,18 @@ def forward(
             else:
                 part = moving
             predicted += tl.sum(part[:, None] * tile.to(tl.float32), axis=0)
-        if init >= 0:
-            log_begun = tl.load(log_inits + init.to(tl.int64) * K + state, mask=inside, other=float("-inf"))
-            shift = finite_or_zero(tl.max(log_begun, axis=0))
-            # What has once become impossible stays so, also when the states begin anew.
-            predicted = tl.exp(log_begun - shift) * alive
-        peak = finite_or_zero(tl.max(log_e, axis=0))
-        emission = tl.exp(log_e - peak)
-        joint = predicted * emission
+        # What has once become impossible stays so, also when the states begin anew.
+        joint = tl.where(init >= 0, alive, predicted) * e
         total = tl.sum(joint, axis=0)
         possible = total > 0.0
         low = tl.where((total < TINY) & (alive > 0.0), 2, low)
         alive = tl.where(possible, alive, 0.0)
         divisor = tl.where(possible, total, 1.0)
-        message = joint / divisor
+        message = joint * (1.0 / divisor)
         fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
         tl.store(alpha + at * K + state, message, mask=inside)
-        tl.store(rate + at * K + state, tl.where(possible, emission / divisor, 0.0), mask=inside)
-        tl.store(token_log_probs + at, tl.where(possible, tl.log(divisor) + (shift + peak), float("-inf")))
+        tl.store(totals + at, total)
+        tl.store(token_log_probs + at, tl.where(possible, tl.log(divisor) + shift, float("-inf")))
     for t in range(length, T):
         at = b * T + t
         tl.store(sent + at * K + state, tl.zeros((K_PAD,), dtype=tl.float32), mask=inside)
@@ -213,7 +229,6 @@ def forward(
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
     tl.store(doubt + b, tl.maximum(low, tl.max(fading, axis=0)))
-    tl.store(found_zero, 1, mask=tl.max(no_weight, axis=0) > 0)
 
 
 @triton.jit
@@ -222,7 +237,8 @@ def backward(
     tiles,
     alpha,
     weight,
-    rate,
+    emission,
+    totals,
     init_of,
     source_group,
     target_group,
@@ -262,18 +278,20 @@ def backward(
     # dL / dlog alpha over alpha: bounded where the quotient of two small numbers would not be.
     slope = tl.where(before > 0.0, flow / tl.where(before > 0.0, before, 1.0), 0.0)
     next_tile = tl.load(tile_at + last * CHUNKS * (ROWS * K_PAD))
-    next_weight = tl.load(weight + vector_at + last * K, mask=inside & (length > 0), other=0.0)
-    next_rate = tl.load(rate + vector_at + last * K, mask=inside & (length > 0), other=0.0)
+    next_weight = tl.load(weight + vector_at + last * K, mask=inside, other=0.0)
+    next_emission = tl.load(emission + vector_at + last * K, mask=inside, other=0.0)
+    next_total = tl.load(totals + b * T + last)
     next_cotangent = tl.load(token_cotangent + b * T + last)
-    for step in range(0, length):
+    for step in range(length):
         t = last - step
         at = b * T + t
         here, before = before, tl.where(t > 0, next_before, previous)
-        w, r, cotangent = next_weight, next_rate, next_cotangent
+        w, e, total, cotangent = next_weight, next_emission, next_total, next_cotangent
         following = tl.maximum(t - 1, 0)
         next_before = tl.load(alpha + vector_at + tl.maximum(t - 2, 0) * K, mask=inside & (t > 1), other=0.0)
         next_weight = tl.load(weight + vector_at + following * K, mask=inside, other=0.0)
-        next_rate = tl.load(rate + vector_at + following * K, mask=inside, other=0.0)
+        next_emission = tl.load(emission + vector_at + following * K, mask=inside, other=0.0)
+        next_total = tl.load(totals + b * T + following)
         next_cotangent = tl.load(token_cotangent + b * T + following)
         init = tl.load(init_of + at)
         source = tl.load(source_group + at).to(tl.int64)
@@ -281,11 +299,12 @@ def backward(
         # What cannot be has no gradient, whatever was asked of it.
         slope = tl.where(here > 0.0, slope + (cotangent - tl.sum(flow, axis=0)), 0.0)
         q = here * slope
-        r = slope * r
+        # A total of 0 leaves no state reached.
+        r = slope * e * (1.0 / tl.where(total > 0.0, total, 1.0))
         tl.store(posterior + at * K + state, q, mask=inside)
         tl.store(ratio + at * K + state, r, mask=inside)
         average = tl.zeros((K_PAD,), dtype=tl.float32)
-        for chunk in range(0, CHUNKS):
+        for chunk in range(CHUNKS):
             tile = next_tile
             # Chunks go up within a tile, tiles go down.
             next_chunk = t * CHUNKS + chunk + 1
@@ -349,6 +368,7 @@ def accumulate(
     A program takes `stretch` positions and keeps the sum in registers as long as the group stays the same: however
     frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
     """
+    PIECES: tl.constexpr = K_PAD // INNER
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     feature = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
     inner = tl.arange(0, INNER)
@@ -359,7 +379,9 @@ def accumulate(
     total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
     gradient_at = gradient + row[:, None] * H + feature[None, :]
     gradient_in = row_in[:, None] & (feature < H)[None, :]
-    for p in range(first, end):
+    # One loop over positions and their pieces, so that the loads of all are pipelined alike.
+    for i in range(first * PIECES, end * PIECES):
+        p = i // PIECES
         n = tl.load(order + p).to(tl.int64)
         own = tl.load(own_group + p).to(tl.int64)
         other = tl.load(other_group + p).to(tl.int64)
@@ -367,25 +389,23 @@ def accumulate(
             tl.atomic_add(gradient_at + group * K * H, total, mask=gradient_in, sem="relaxed")
             total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
             group = own
-        for begin in tl.static_range(0, K_PAD, INNER):
-            column = begin + inner
-            column_in = column < K
-            vectors = n * K
-            if BY_TARGET:
-                tile = tl.load(tiles + n * K_PAD * K_PAD + column[None, :] * K_PAD + row[:, None]).to(tl.float32)
-                toward = tl.load(ratio + vectors + row, mask=row_in, other=0.0)[:, None]
-                leaving = tl.load(sent + vectors + column, mask=column_in, other=0.0)[None, :]
-            else:
-                tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]).to(tl.float32)
-                toward = tl.load(ratio + vectors + column, mask=column_in, other=0.0)[None, :]
-                leaving = tl.load(sent + vectors + row, mask=row_in, other=0.0)[:, None]
+        column = (i % PIECES) * INNER + inner
+        column_in = column < K
+        # Rows are the states of the own group: entered if they are targets, else left.
+        if BY_TARGET:
+            tile = tl.load(tiles + n * K_PAD * K_PAD + column[None, :] * K_PAD + row[:, None])
+            toward = tl.load(ratio + n * K + row, mask=row_in, other=0.0)[:, None]
+            leaving = tl.load(sent + n * K + column, mask=column_in, other=0.0)[None, :]
             if BLOCK_FACTORED:
-                if BY_TARGET:
-                    toward = toward - tl.load(mean + vectors + column, mask=column_in, other=0.0)[None, :]
-                else:
-                    toward = toward - tl.load(mean + vectors + row, mask=row_in, other=0.0)[:, None]
-            d_logits = tile * (leaving * toward)
-            at = features + (other * K + column)[:, None] * WIDTH + feature[None, :]
-            operand = tl.load(at, mask=column_in[:, None] & (feature < WIDTH)[None, :], other=0.0)
-            total = tl.dot(d_logits.to(operand.dtype), operand, total, input_precision=PRECISION)
+                toward = toward - tl.load(mean + n * K + column, mask=column_in, other=0.0)[None, :]
+        else:
+            tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :])
+            toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)[None, :]
+            leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)[:, None]
+            if BLOCK_FACTORED:
+                toward = toward - tl.load(mean + n * K + row, mask=row_in, other=0.0)[:, None]
+        d_logits = tile.to(tl.float32) * (leaving * toward)
+        at = features + (other * K + column)[:, None] * WIDTH + feature[None, :]
+        operand = tl.load(at, mask=column_in[:, None] & (feature < WIDTH)[None, :], other=0.0)
+        total = tl.dot(d_logits.to(operand.dtype), operand, total, input_precision=PRECISION)
     tl.atomic_add(gradient_at + group * K * H, total, mask=gradient_in, sem="relaxed")

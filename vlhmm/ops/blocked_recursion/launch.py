@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors, Precision
-from vlhmm.tables import BlockFactoredTransition
 
 LARGEST_STATES = 1024
 """The most states of a group: a row of a tile is held whole by one program."""
@@ -53,30 +52,27 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
     # Three stages of (rows + states) x width operands within 227 KB of shared memory.
     width = 64 if states <= 256 else 32
     warps = 4 if states < 64 else 8
-    common = {"states": states, "step_rows": rows, "step_warps": warps, "sum_programs": 132}
     match precision:
         case "bf16":
-            return Cut(
-                **common,
-                **{"tile_rows": rows, "tile_width": width, "tile_warps": warps, "tile_stages": 3},
-                **{"sum_rows": min(states, 128), "sum_inner": min(states, 128), "sum_width": 128},
-                **{"sum_warps": warps, "sum_stages": 3},
-            )
+            tile_cut = {"tile_rows": rows, "tile_width": width, "tile_stages": 3}
+            sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 128), "sum_width": 128, "sum_stages": 3}
         case "tf32":
-            return Cut(
-                **common,
-                **{"tile_rows": rows, "tile_width": width // 2, "tile_warps": warps, "tile_stages": 3},
-                **{"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128},
-                **{"sum_warps": warps, "sum_stages": 2},
-            )
+            tile_cut = {"tile_rows": rows, "tile_width": width // 2, "tile_stages": 3}
+            sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_stages": 2}
         case "highest":
             # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
-            return Cut(
-                **common,
-                **{"tile_rows": min(rows, 32), "tile_width": 16, "tile_warps": warps, "tile_stages": 2},
-                **{"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64},
-                **{"sum_warps": warps, "sum_stages": 1},
-            )
+            tile_cut = {"tile_rows": min(rows, 32), "tile_width": 16, "tile_stages": 2}
+            sum_cut = {"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64, "sum_stages": 1}
+    return Cut(
+        states=states,
+        step_rows=rows,
+        tile_warps=warps,
+        step_warps=warps,
+        sum_warps=warps,
+        sum_programs=132,
+        **tile_cut,
+        **sum_cut,
+    )
 
 
 @dataclass(frozen=True)
@@ -97,10 +93,11 @@ class Run:
     log_last: Float[Tensor, "B K"]
     suspect: Bool[Tensor, " B"]
     tiles: Float[Tensor, "B T K_pad K_pad"]
+    weight: Float[Tensor, "B T K"]
+    emission: Float[Tensor, "B T K"]
     alpha: Float[Tensor, "B T K"]
     sent: Float[Tensor, "B T K"]
-    weight: Float[Tensor, "B T K"]
-    rate: Float[Tensor, "B T K"]
+    totals: Float[Tensor, "B T"]
 
 
 @dataclass(frozen=True)
@@ -149,15 +146,8 @@ def _packed(features: Float[Tensor, "Z H"], dtype: torch.dtype) -> tuple[Tensor,
     return packed, barrier
 
 
-def row_term(factors: BlockedFactors) -> Float[Tensor, ...]:
-    transition = factors.transition
-    factored = isinstance(transition, BlockFactoredTransition)
-    return (transition.log_block if factored else transition.log_normalizer).contiguous()
-
-
 def num_blocks(factors: BlockedFactors) -> int:
-    transition = factors.transition
-    return transition.log_block.shape[1] if isinstance(transition, BlockFactoredTransition) else 1
+    return factors.row_term.shape[1] if factors.block_factored else 1
 
 
 def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut: Cut) -> Run:
@@ -165,15 +155,15 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     log_emission = factors.log_emission.contiguous()
     tiles_type = torch.bfloat16 if precision == "bf16" else torch.float32
     tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
-    log_weight, alpha, sent, weight, rate = (torch.empty_like(log_emission) for _ in range(5))
+    log_weight, weight, emission, alpha, sent = (torch.empty_like(log_emission) for _ in range(5))
     found_zero = log_emission.new_zeros(1, dtype=torch.int32)
     width = packed.out.shape[1]
     kernel.make_tiles[(batch * length, _pieces(cut.states, cut.tile_rows))](
-        *(packed.out, packed.into, packed.barrier, row_term(factors)),
+        *(packed.out, packed.into, packed.barrier, factors.row_term.contiguous()),
         *(factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
         WIDTH=width,
-        BLOCK_FACTORED=isinstance(factors.transition, BlockFactoredTransition),
+        BLOCK_FACTORED=factors.block_factored,
         PRECISION=product_precision(precision),
         K_PAD=cut.states,
         ROWS=cut.tile_rows,
@@ -181,13 +171,19 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         num_warps=cut.tile_warps,
         num_stages=cut.tile_stages,
     )
-    token_log_probs = log_emission.new_empty(batch, length)
+    token_log_probs, log_shift, totals = (log_emission.new_empty(batch, length) for _ in range(3))
+    init_of = factors.init_of.contiguous()
+    kernel.exponentiate[(batch * length,)](
+        *(log_weight, log_emission, factors.log_inits.contiguous(), init_of, weight, emission, log_shift, found_zero),
+        *(num_states, cut.states),
+        num_warps=1,
+    )
     log_last = log_emission.new_empty(batch, num_states)
     doubt = found_zero.new_empty(batch)
     kernel.forward[(batch,)](
-        *(tiles, log_weight, log_emission, factors.log_inits.contiguous(), factors.init_of.contiguous()),
+        *(tiles, weight, emission, log_shift, init_of),
         *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
-        *(token_log_probs, log_last, alpha, sent, weight, rate, doubt, found_zero, length, num_states),
+        *(token_log_probs, log_last, alpha, sent, totals, doubt, length, num_states),
         K_PAD=cut.states,
         ROWS=cut.step_rows,
         num_warps=cut.step_warps,
@@ -195,7 +191,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     )
     # A single faded message matters only if a tile has zeros: else every state reaches every state.
     suspect = doubt > 1 - found_zero
-    return Run(token_log_probs, log_last, suspect, tiles, alpha, sent, weight, rate)
+    return Run(token_log_probs, log_last, suspect, tiles, weight, emission, alpha, sent, totals)
 
 
 def backward(
@@ -212,14 +208,14 @@ def backward(
     posterior, ratio, mean = (torch.empty_like(run.alpha) for _ in range(3))
     d_log_previous = torch.empty_like(run.log_last)
     d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
-    d_row_term = torch.zeros_like(row_term(factors))
+    d_row_term = torch.zeros_like(factors.row_term.contiguous())
     kernel.backward[(batch,)](
-        *(run.tiles, run.alpha, run.weight, run.rate, factors.init_of.contiguous()),
+        *(run.tiles, run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous()),
         *(factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
         *(token_cotangent.contiguous(), last_cotangent.contiguous()),
         *(posterior, ratio, mean, d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
-        BLOCK_FACTORED=isinstance(transition, BlockFactoredTransition),
+        BLOCK_FACTORED=factors.block_factored,
         K_PAD=cut.states,
         ROWS=cut.step_rows,
         num_warps=cut.step_warps,
@@ -264,7 +260,7 @@ def _feature_gradient(
     kernel.accumulate[(_pieces(num_positions, stretch), *pieces)](
         *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
-        BLOCK_FACTORED=isinstance(factors.transition, BlockFactoredTransition),
+        BLOCK_FACTORED=factors.block_factored,
         BY_TARGET=by_target,
         PRECISION=product_precision(precision),
         K_PAD=cut.states,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -9,9 +13,12 @@ from vlhmm.ops.max_product import scores
 from vlhmm.ops.max_product.scores import ScoresBefore
 from vlhmm.ops.recursion.factors import Factors
 
+if TYPE_CHECKING:
+    from vlhmm.ops.max_product.dense import KeptScores
+
 __all__ = ["Way", "max_product", "trace"]
 
-Way = ScoresBefore
+Way = "ScoresBefore | KeptScores"
 """What a forward pass keeps for the way back."""
 
 

@@ -64,10 +64,11 @@ def tiling(width: int, precision: Precision) -> Tiling:
         if padded <= 272:
             return Tiling(rows=128, columns=128, num_warps=8, num_stages=2)
         return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
-    if padded <= 128:
+    if precision == "tf32" and padded <= 128:
         return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
-    if padded <= 272 and precision == "tf32":
+    if precision == "tf32" and padded <= 272:
         return Tiling(rows=64, columns=32, num_warps=8, num_stages=2)
+    # Without matrix units the operands pass through registers: a larger tile spills.
     return Tiling(rows=32, columns=32, num_warps=8, num_stages=2)
 
 
@@ -133,7 +134,7 @@ def forward(
     if not with_mean:
         return whole, None
     share = (log_sum - whole.masked_fill(whole == -torch.inf, 0.0)).exp_()
-    return whole, torch.einsum("sz,szh->zh", share, mean)
+    return whole, (share[:, :, None] * mean).sum(dim=0)
 
 
 def grad_into(
@@ -281,12 +282,13 @@ def _forward_kernel(
                 mean_rest = tl.dot(operand, into_rest, mean_rest * shrink[:, None], input_precision=INPUT_PRECISION)
         into_tile += BLOCK_COLUMNS * PADDED
 
+    # A row without a live column: the peak is -inf, and so becomes the log of the sum; the mean is 0.
+    total = tl.where(total == 0.0, 1.0, total)
     inside = first_row + row < num_rows
     result_row = split * num_rows + first_row + row
     tl.store(log_sum_ptr + result_row, (peak + tl.log2(total)) * LN_2, mask=inside)
     if WITH_MEAN:
-        # A row without a live column has the sum 0 and the mean 0.
-        scale = 1.0 / tl.where(total == 0.0, 1.0, total)
+        scale = 1.0 / total
         mean_row = mean_ptr + result_row[:, None] * WIDTH
         tl.store(mean_row + main[None, :], mean * scale[:, None], mask=inside[:, None] & (main < WIDTH)[None, :])
         if REST > 0:

@@ -1,0 +1,195 @@
+"""The benchmark: it runs from end to end, its truth is the truth, and a wrong answer gets no time."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from torch import Tensor
+from typer.testing import CliRunner
+
+from bench.__main__ import main
+from bench.floor import Needs, Rates
+from bench.measure import Result, compare
+from bench.original import step_error
+from bench.ours import Ours, first_steps, step_inputs
+from bench.peers import PlainLoop
+from bench.report import Row
+from bench.sizes import step_sizes
+from bench.workloads import (
+    Answer,
+    DenseInputs,
+    DenseSizes,
+    NotOffered,
+    Timed,
+    Truth,
+    Work,
+    dense_inputs,
+    error,
+    tolerance,
+)
+
+CPU = torch.device("cpu")
+DENSE: tuple[Work, ...] = ("W1", "W2", "W4", "W5")
+app = typer.Typer()
+app.command()(main)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> DenseInputs:
+    return dense_inputs(DenseSizes(states=3, num_words=5, batch=2, length=4), CPU)
+
+
+def every_path(inputs: DenseInputs, row: int) -> dict[tuple[int, ...], float]:
+    """p(x, z) of every path."""
+    start, transition, emission = inputs.start.double(), inputs.transition.double(), inputs.emission.double()
+    tokens = inputs.tokens[row].tolist()
+    found = {}
+    for path in itertools.product(range(inputs.sizes.states), repeat=len(tokens)):
+        prob = float(start[path[0]])
+        for before, after in itertools.pairwise(path):
+            prob *= float(transition[before, after])
+        for state, token in zip(path, tokens, strict=True):
+            prob *= float(emission[token, state])
+        found[path] = prob
+    return found
+
+
+def test_the_truth_equals_the_sum_over_every_path(inputs: DenseInputs) -> None:
+    truth = Truth(inputs)
+    posterior = torch.zeros(2, 4, 3, dtype=torch.float64)
+    transition = torch.zeros(3, 3, dtype=torch.float64)
+    emission = torch.zeros(5, 3, dtype=torch.float64)
+    totals, best = [], []
+    for row in range(2):
+        paths = every_path(inputs, row)
+        total = sum(paths.values())
+        totals.append(total)
+        best.append(max(paths.values()))
+        for path, prob in paths.items():
+            for t, state in enumerate(path):
+                posterior[row, t, state] += prob / total
+                emission[inputs.tokens[row, t], state] += prob / total
+            for before, after in itertools.pairwise(path):
+                transition[before, after] += prob / total
+    torch.testing.assert_close(truth.answer("W1")["log_prob"], torch.tensor(totals, dtype=torch.float64).log())
+    torch.testing.assert_close(truth.answer("W2")["transition"], transition)
+    torch.testing.assert_close(truth.answer("W2")["emission"], emission)
+    torch.testing.assert_close(truth.answer("W4")["best_log_prob"], torch.tensor(best, dtype=torch.float64).log())
+    torch.testing.assert_close(truth.answer("W5")["posterior"], posterior)
+
+
+@pytest.mark.parametrize("work", DENSE)
+def test_ours_is_right_and_a_small_change_is_wrong(work: Work, inputs: DenseInputs) -> None:
+    truth, timed = Truth(inputs), Ours().timed(work, inputs)
+    answer = timed.answer(timed.run())
+    allowed = tolerance(work, CPU)
+    assert error(work, truth, answer) <= allowed
+
+    def changed(values: Tensor) -> Tensor:
+        if work != "W4":
+            return values * 1.001
+        elsewhere = values.clone()
+        elsewhere[0, 1] = (elsewhere[0, 1] + 1) % inputs.sizes.states
+        return elsewhere
+
+    for name, values in answer.items():
+        assert error(work, truth, {**answer, name: changed(values)}) > allowed
+        assert error(work, truth, {**answer, name: values[:1]}) == float("inf")
+
+
+def test_not_a_number_is_wrong(inputs: DenseInputs) -> None:
+    assert error("W1", Truth(inputs), {"log_prob": torch.tensor([float("nan"), -5.0])}) == float("inf")
+
+
+def test_a_wrong_answer_gets_no_time_and_a_failure_stops_no_other() -> None:
+    calls = {"right": 0, "wrong": 0}
+
+    def engine(name: str) -> Timed:
+        def run() -> float:
+            calls[name] += 1
+            return 1.0 if name == "right" else 1.1
+
+        return Timed(run, lambda found: {"log_prob": torch.tensor(found)})
+
+    def broken() -> Timed:
+        raise RuntimeError("no such device\nand more")
+
+    def absent() -> Timed:
+        raise NotOffered("too large")
+
+    def off(answer: Answer) -> float:
+        return float((answer["log_prob"] - 1).abs())
+
+    engines = {"wrong": lambda: engine("wrong"), "broken": broken, "absent": absent, "right": lambda: engine("right")}
+    wrong, failed, absent_one, right = compare(engines, off, 1e-3, CPU, repeat=5)
+    assert wrong.median is None
+    assert wrong.message.startswith("wrong: off by 1.0e-01")
+    assert failed.message == "failed: RuntimeError: no such device"
+    assert absent_one.message == "not offered: too large"
+    assert len(right.milliseconds) == 5
+    # The wrong one ran to be checked, and never for the clock.
+    assert calls == {"wrong": 2, "right": 7}
+
+
+def test_ratios_are_to_the_fastest_right_peer_and_the_floor() -> None:
+    peers = [Result("slow", (8.0, 9.0, 7.0)), Result("wrong", (), 0.1, "wrong"), Result("fast", (4.0,))]
+    row = Row("W1", {"states": 2}, 1e-6, 0.5, Result("vlhmm", (3.0, 1.0, 2.0), 0.0), peers).to_json()
+    assert row["best_peer"] == "fast"
+    ours = row["results"][0]
+    assert (ours["median_ms"], ours["min_ms"], ours["max_ms"]) == (2.0, 1.0, 3.0)
+    assert (ours["ratio_to_best_peer"], ours["ratio_to_floor"]) == (0.5, 4.0)
+
+
+def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
+    rates = Rates(bytes_per_second=10.0, float32_flops=4.0, matmul_flops=2.0, operand_bytes=4)
+    assert Needs(matmul_flops=6.0, bytes=10.0).seconds(rates) == 3.0
+    assert Needs(matmul_flops=6.0, bytes=100.0).seconds(rates) == 10.0
+    assert Needs(max_plus_pairs=5.0).seconds(rates) == 5.0
+
+
+@pytest.mark.parametrize("work", ["W3", "W3b"])
+def test_training_steps_equal_those_in_float64(work: str) -> None:
+    inputs = step_inputs(step_sizes(work, quick=True), CPU)  # type: ignore[arg-type]
+    losses, _ = first_steps(inputs)
+    allowed = tolerance(work, CPU)
+    assert step_error(inputs, {"losses": losses}) <= allowed
+    # The last loss shows what every update before it did.
+    losses[-1] *= 1 + 1e-4
+    assert step_error(inputs, {"losses": losses}) > allowed
+
+
+def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    arguments = ["--device", "cpu", "--quick", "--repeat", "1", "--json", str(file)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert [row["work"] for row in found["rows"]] == ["W1", "W2", "W4", "W5", "W3", "W3b"]
+    assert {"command", "commit", "device_name", "versions", "seconds", "rates"} <= set(found)
+    for row in found["rows"]:
+        ours = row["results"][0]
+        assert ours["engine"] == "vlhmm"
+        assert ours["median_ms"] > 0
+        assert ours["error"] <= row["tolerance"]
+        assert row["floor_ms"] > 0
+    by_name = {result["engine"]: result for result in found["rows"][0]["results"]}
+    assert by_name[PlainLoop.name]["median_ms"] > 0
+    assert "vlhmm" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--only", "W9"], "W9"),
+        (["--states", "many"], "many"),
+        (["--states", "0"], "at least 1 state"),
+        (["--device", "tpu"], "tpu"),
+    ],
+)
+def test_bad_options_are_refused(arguments: list[str], named: str) -> None:
+    done = CliRunner().invoke(app, ["--quick", "--device", "cpu", *arguments])
+    assert done.exit_code != 0
+    assert named in done.output
