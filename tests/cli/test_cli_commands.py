@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import tokenizers
 from cli_helpers import SMALL, Run
 
 from vlhmm.lm import load
@@ -144,6 +145,26 @@ def test_prepare_then_train_equals_training_on_the_text(run: Run, text_file: Pat
     assert prepared["hash"] == plan["corpus"]["hash"]
     assert prepared["tokens"]["train"] == plan["tokens"]
     assert "exists already" in run("prepare", text_file, "--out", tmp_path / "small").error
+
+
+def test_eval_of_subwords_counts_words_and_bytes(run: Run, text_file: Path) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=280, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train([str(text_file)], trainer)
+    backend.save("tokenizer.json")
+    assert run("prepare", text_file, "--tokenizer", "tokenizer.json", "--out", "corpus").status == 0
+    assert run("train", "corpus", "--out", "run", *SMALL, "--set", "epochs=1").status == 0
+    answer = run("eval", "run", "corpus", "--json").json
+    num_bytes = -answer["log_prob"] / math.log(2) / answer["bits_per_byte"]
+    assert math.isclose(answer["byte_perplexity"] ** num_bytes, math.exp(-answer["log_prob"]), rel_tol=1e-6)
+    assert answer["word_perplexity"] > answer["perplexity"] > answer["byte_perplexity"]
+    shown = run("eval", "run", "corpus").out
+    assert "per word" in shown
+    assert "bits per byte" in shown
 
 
 def test_cluster_writes_blocks_that_train_takes(run: Run, text_file: Path, tmp_path: Path) -> None:

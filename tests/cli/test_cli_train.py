@@ -1,8 +1,10 @@
 """`vlhmm train` end to end: what it leaves behind, and that a run survives whatever ends it."""
 
 import json
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -83,6 +85,22 @@ def test_max_seconds_stops_and_resume_finishes(run: Run, text_file: Path, model_
     assert run("train", "--out", folder, "--resume").status == 0
     assert json.loads((folder / "results.json").read_text())["stopped"] == "finished"
     assert same_weights(folder, model_dir)
+
+
+def test_missing_extras_are_named(run: Run, text_file: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    finished = shutil.copytree(model_dir, "finished")
+    shown = run("train", "--out", finished, "--resume", "--json")
+    assert shown.status == 0
+    assert shown.json["learning_curve"] is None
+    assert "vlhmm[plot]" in shown.err
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "vlhmm[tensorboard]" in run("train", text_file, "--out", "run", *SMALL, "--tensorboard").error
+
+
+def test_resume_refuses_other_blocks(run: Run, text_file: Path, model_dir: Path) -> None:
+    assert run("cluster", text_file, "--blocks", 5, "--out", "other.tsv").status == 0
+    assert "other blocks" in run("train", "--out", model_dir, "--resume", "--blocks", "other.tsv").error
 
 
 LONG = (*SMALL, "--set", "epochs=12")

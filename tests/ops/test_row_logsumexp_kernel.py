@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from vlhmm.ops.row_logsumexp import kernel, reference, row_logsumexp, tiled_row_logsumexp
 
 # Relative to the largest element: the interpreter multiplies in float32, the GPU in the precision asked for.
-TOLERANCE = {"highest": 3e-6, "tf32": 2e-3, "bf16": 1e-2}
+TOLERANCE = {"highest": 3e-6, "bf16": 4e-3}
 
 SMALL = [(1, 1, 1), (5, 7, 3), (7, 3, 16), (130, 5, 17), (3, 131, 20), (9, 4, 100)]
 LARGE = [(1, 1, 1), (1001, 517, 100), (300, 4099, 256), (777, 513, 257), (257, 300, 333), (140, 270, 512)]
@@ -27,8 +27,8 @@ DEVICES = [
 ]
 # The interpreter's products take the bits of bf16 for integers.
 PRECISIONS = [
-    *(pytest.param("cpu", name, marks=skip_interpreter_on_gpu_machine) for name in ("tf32", "highest")),
-    *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in ("bf16", "tf32", "highest")),
+    *(pytest.param("cpu", name, marks=skip_interpreter_on_gpu_machine) for name in ("highest",)),
+    *(pytest.param("cuda", name, marks=pytest.mark.gpu) for name in ("bf16", "highest")),
 ]
 
 
@@ -44,11 +44,12 @@ def outputs_start_as_nan(monkeypatch):
 
 
 def features(rows: int, columns: int, width: int, device: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the size a model has, whatever the width."""
+    """Logits of the size a model has, whatever the width; operands that bf16 holds exactly, so that only products round."""
     generator = torch.Generator().manual_seed(seed)
     out = torch.randn(rows, width, generator=generator) * 2 / width**0.5
     into = torch.randn(columns, width, generator=generator)
-    return out.to(device).requires_grad_(), into.to(device).requires_grad_()
+    exact_out, exact_into = (operand.bfloat16().float().to(device) for operand in (out, into))
+    return exact_out.requires_grad_(), exact_into.requires_grad_()
 
 
 def value_and_gradients(function, out, into, weight):

@@ -157,7 +157,7 @@ def cluster(
             corpus.train, eos=eos.value, eos_id=corpus.tokenizer.eos_id, vocab_size=corpus.tokenizer.vocab_size
         )
         information = mutual_information(bigrams, made.block_of_word)
-    file = out or Path(f"{corpus.name}-{made.num_blocks}.blocks.tsv")
+    file = out or Path(f"{corpus.name.split('.')[0]}-{made.num_blocks}.blocks.tsv")
     counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
     made.save(file, corpus.tokenizer.tokens(), counts)
     if as_json:

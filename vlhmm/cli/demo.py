@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import command_line, console, duration, line, message, print_json, program, table
+from vlhmm.cli.show import command_line, console, corpus_label, duration, line, message, print_json, program, table
 
 if TYPE_CHECKING:
     from vlhmm.data import Corpus
@@ -78,9 +78,7 @@ def _heading(text: str) -> None:
 
 
 def _show_perplexity(results: dict[str, Any], corpus: Corpus) -> None:
-    _heading(
-        f"Perplexity on text the model has not seen: {corpus.name}, {corpus.note or 'your text'} ({corpus.short_hash})"
-    )
+    _heading(f"Perplexity on text the model has not seen: {corpus_label(corpus)}")
     shown = table("model", "valid", "test", right=("valid", "test"))
     for name, scores in results["perplexity"].items():
         label = f"HMM, {results['num_states']:,} states" if name == "HMM" else name

@@ -10,7 +10,7 @@ import typer
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DataDir, DeviceOption, Json, ModelDir, choose_device, stdin_lines
-from vlhmm.cli.show import facts, message, print_json
+from vlhmm.cli.show import corpus_label, facts, message, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,9 +75,7 @@ def evaluate_text(
         }
         print_json(values)
         return
-    rows = [
-        ("text", source if corpus is None else f"{split.value} of {corpus.name} {corpus.note} ({corpus.short_hash})")
-    ]
+    rows = [("text", source if corpus is None else f"{split.value} of {corpus_label(corpus)}")]
     rows.append(("perplexity", f"{evaluation.perplexity:,.2f} per token"))
     if not lm.tokenizer.word_level:
         rows += _subword_rows(evaluation)

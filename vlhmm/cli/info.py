@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def info(folder: ModelDir, as_json: Json = False) -> None:
     line()
     shown = table("block", "words", "most frequent", "one of its states", right=("block", "words"))
     for sample in samples:
-        words = " ".join(f"{word['word']} {word['prob']:.2f}" for word in sample["words"])
+        words = " ".join(word["word"] for word in sample["words"])
         shown.add_row(
             str(sample["block"]),
             f"{sample['num_words']:,}",
@@ -78,8 +79,6 @@ def _settings(values: dict[str, Any]) -> str:
 
 
 def _training_summary(log: list[dict[str, Any]], folder: Path) -> dict[str, Any] | None:
-    import json
-
     from vlhmm.cli.run import RESULTS
 
     checks = [record for record in log if record["kind"] == "check"]
@@ -96,7 +95,7 @@ def _training_summary(log: list[dict[str, Any]], folder: Path) -> dict[str, Any]
     }
     if (folder / RESULTS).exists():
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        summary |= {name: results[name] for name in ("stopped", "train_seconds", "device", "seed", "command")}
+        summary |= {name: results.get(name) for name in ("stopped", "train_seconds", "device", "seed", "command")}
         summary["perplexity"] = results.get("perplexity")
     return summary
 
@@ -127,7 +126,7 @@ def _sample_states(lm: LanguageModel) -> list[dict[str, Any]]:
     samples = []
     for block in list(range(0, support.num_groups, step))[:SAMPLE_BLOCKS]:
         words = (support.group_of_word == block).nonzero().flatten().tolist()
-        named = lm.name_state(int(support.states_of_group[block, support.states_per_word // 2]), top=3)
+        named = lm.name_state(int(support.states_of_group[block, support.states_per_word // 2]), top=4)
         samples.append(
             {
                 "block": block,

@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from rich.text import Text
 
 from vlhmm import __version__
 from vlhmm.baselines import Uniform, Unigram
 from vlhmm.cli.corpora import make_blocks
-from vlhmm.cli.show import ProgressBar, message, program, progress_bar, short
+from vlhmm.cli.show import ProgressBar, corpus_label, message, program, progress_bar, short
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
@@ -29,11 +30,14 @@ from vlhmm.recipe import Recipe
 from vlhmm.run_folder import RunFolder, read_log
 from vlhmm.train import CheckEvent, Event, StepEvent, Stopped, training
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 RECIPE, BLOCKS, RESULTS, CURVE = "recipe.json", "blocks.tsv", "results.json", "learning_curve.png"
 SMOOTHING = 0.98
 """Of the loss on the bar: an average over some fifty steps."""
-TILE_COPIES = 4
-"""Logits, log-probabilities, probabilities and their gradient are held at once for every tile of a window."""
+TILE_COPIES = 8
+"""What a training step holds of each transition tile at its peak: logits, probabilities, gradients; as measured."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def training_steps(recipe: Recipe, corpus: Corpus) -> int:
 
 
 def estimated_bytes(recipe: Recipe, model: Model) -> int:
-    """Weights with all that belongs to them, and the transition tiles of one window: a rough figure."""
+    """Weights with all that belongs to them, and the transition tiles of one window: a rough figure, without the program."""
     settings, support = recipe.train, model.support
     # Weights, gradient, two moments of Adam, the best weights so far; the average of weights.
     weights = model.num_parameters * (5 + bool(settings.ema))
@@ -103,11 +107,11 @@ def train_and_report(
     # Another process or an earlier run is refused before words are clustered; the lock is taken again for training.
     with RunFolder(out, resume):
         pass
-    write_scalar = _tensorboard(out) if tensorboard else None
+    writer = _tensorboard(out) if tensorboard else None
     blocks = _blocks(plan.recipe, corpus, out, blocks_file, resume)
     model = plan.recipe.make_model(corpus, blocks).to(device)
     message(
-        f"{corpus.name} {corpus.note} ({corpus.short_hash}): {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words; "
+        f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words; "
         f"{model.support.num_states:,} states in {blocks.num_blocks} blocks, {model.num_parameters:,} parameters; {device}"
     )
 
@@ -116,7 +120,9 @@ def train_and_report(
         blocks.save(out / BLOCKS, corpus.tokenizer.tokens(), word_counts(corpus.train, corpus.tokenizer.vocab_size))
 
     events = training(model, corpus, plan.recipe.train, out=out, resume=resume, max_seconds=max_seconds)
-    stopped = _watch(events, None if resume and (out / RECIPE).exists() else write_plan, write_scalar, plan.recipe)
+    stopped = _watch(events, None if resume and (out / RECIPE).exists() else write_plan, writer, plan.recipe)
+    if writer is not None:
+        writer.close()
     results: dict[str, Any] = {
         "stopped": stopped.reason,
         "step": stopped.step,
@@ -146,11 +152,14 @@ def train_and_report(
 
 
 def _blocks(recipe: Recipe, corpus: Corpus, out: Path, blocks_file: Path | None, resume: bool) -> Blocks:
-    saved = out / BLOCKS
-    if resume and saved.exists():
-        return Blocks.load(saved, corpus.tokenizer.tokens())
-    if blocks_file is not None:
-        return Blocks.load(blocks_file, corpus.tokenizer.tokens())
+    given = None if blocks_file is None else Blocks.load(blocks_file, corpus.tokenizer.tokens())
+    if resume and (out / BLOCKS).exists():
+        saved = Blocks.load(out / BLOCKS, corpus.tokenizer.tokens())
+        if given is not None and not np.array_equal(given.block_of_word, saved.block_of_word):
+            raise ValueError(f"the run was begun with other blocks than those of {blocks_file}: leave --blocks out")
+        return saved
+    if given is not None:
+        return given
     blocks = make_blocks(recipe, corpus)
     if blocks.information is not None and blocks.seconds is not None:
         message(f"{blocks.num_blocks} blocks of words: {blocks.information:.4f} nats, {blocks.seconds:.1f} s")
@@ -160,7 +169,7 @@ def _blocks(recipe: Recipe, corpus: Corpus, out: Path, blocks_file: Path | None,
 def _watch(
     events: Iterator[Event],
     write_plan: Callable[[], None] | None,
-    write_scalar: Callable[[str, float, int], None] | None,
+    writer: SummaryWriter | None,
     recipe: Recipe,
 ) -> Stopped:
     """Shows a run while it happens."""
@@ -179,12 +188,12 @@ def _watch(
                     first = first or (now, event.tokens)
                     rate = (event.tokens - first[1]) / max(now - first[0], 1e-9)
                     _show_step(shown, event, loss, rate, recipe.train.epochs)
-                    if write_scalar is not None:
-                        write_scalar("loss/train", event.loss, event.step)
+                    if writer is not None:
+                        writer.add_scalar("loss/train", event.loss, event.step)
                 case CheckEvent():
                     shown.line(_check_line(event))
-                    if write_scalar is not None:
-                        write_scalar("perplexity/valid", event.valid_perplexity, event.step)
+                    if writer is not None:
+                        writer.add_scalar("perplexity/valid", event.valid_perplexity, event.step)
                 case Stopped():
                     return event
     raise AssertionError("training always ends with Stopped")
@@ -205,17 +214,12 @@ def _check_line(event: CheckEvent) -> Text:
     return text
 
 
-def _tensorboard(out: Path) -> Callable[[str, float, int], None]:
+def _tensorboard(out: Path) -> SummaryWriter:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ValueError('--tensorboard needs the extra: pip install "vlhmm[tensorboard]"') from None
-    writer = SummaryWriter(str(out / "tensorboard"))
-
-    def write_scalar(name: str, value: float, step: int) -> None:
-        writer.add_scalar(name, value, step)
-
-    return write_scalar
+        raise ValueError('--tensorboard needs tensorboard: pip install "vlhmm[tensorboard]"') from None
+    return SummaryWriter(str(out / "tensorboard"))
 
 
 def _final_figures(model: Model, corpus: Corpus) -> dict[str, Any]:
@@ -296,7 +300,7 @@ def _earlier_seconds(out: Path) -> float:
     """Training time of the sessions before this one that ended in order."""
     if not (out / RESULTS).exists():
         return 0.0
-    return float(json.loads((out / RESULTS).read_text(encoding="utf-8"))["train_seconds"])
+    return float(json.loads((out / RESULTS).read_text(encoding="utf-8")).get("train_seconds", 0.0))
 
 
 def _write_results(out: Path, results: dict[str, Any]) -> None:

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from vlhmm.data import Corpus
 
 FILE_WIDTH = 200
 """Characters of a line where no terminal says how wide it is: a pipe has no right edge to wrap at."""
@@ -43,8 +46,9 @@ def message(text: str) -> None:
 
 
 def line(text: str | Text = "", style: str | None = None) -> None:
-    """One line of the result."""
-    console().print(text, style=style, soft_wrap=True)
+    """One line of the result; a terminal breaks it between words, a pipe gets it whole."""
+    shown = console()
+    shown.print(text, style=style, soft_wrap=not shown.is_terminal)
 
 
 def print_json(value: Any) -> None:
@@ -113,6 +117,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
 
+def corpus_label(corpus: Corpus) -> str:
+    """Its name, what else decides its text, and its hash."""
+    return " ".join(part for part in (corpus.name, corpus.note, f"({corpus.short_hash})") if part)
+
+
 def command_line() -> str:
     """This command as it was typed."""
     return shlex.join(["vlhmm", *sys.argv[1:]])
@@ -153,7 +162,7 @@ def progress_bar(description: str, total: int | None) -> Iterator[ProgressBar]:
     columns = (
         SpinnerColumn(style="cyan"),
         TextColumn("{task.description}"),
-        BarColumn(bar_width=20, complete_style="cyan", finished_style="cyan"),
+        BarColumn(bar_width=20 if shown.width >= 100 else 6, complete_style="cyan", finished_style="cyan"),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[note]}", style="bold"),
         _Left(),

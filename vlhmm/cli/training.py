@@ -9,7 +9,7 @@ import typer
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import command_line, console, facts, line, message, print_json, program, size, table
+from vlhmm.cli.show import command_line, console, corpus_label, facts, line, message, print_json, program, size, table
 
 if TYPE_CHECKING:
     import torch
@@ -210,7 +210,7 @@ def _sketch_blocks(recipe: Recipe, corpus: Corpus, blocks_file: Path | None) -> 
 def _size_facts(corpus: Corpus, blocks: Blocks, model: Model, steps: int, recipe: Recipe) -> list[tuple[str, str]]:
     settings = recipe.train
     return [
-        ("corpus", f"{corpus.name} {corpus.note} ({corpus.short_hash}), {len(corpus.train):,} tokens"),
+        ("corpus", f"{corpus_label(corpus)}, {len(corpus.train):,} tokens"),
         ("states", f"{model.support.num_states:,} in {blocks.num_blocks:,} blocks"),
         ("parameters", f"{model.num_parameters:,}"),
         ("steps", f"{steps:,} of {settings.batch_size} x {settings.window} tokens, {settings.epochs} epochs"),

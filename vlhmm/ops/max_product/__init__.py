@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.max_product import scores
+from vlhmm.ops.max_product.kept import KeptScores
 from vlhmm.ops.max_product.scores import ScoresBefore
 from vlhmm.ops.recursion.factors import Factors
 
-if TYPE_CHECKING:
-    from vlhmm.ops.max_product.dense import KeptScores
-
 __all__ = ["Way", "max_product", "trace"]
 
-Way = "ScoresBefore | KeptScores"
+Way = ScoresBefore | KeptScores
 """What a forward pass keeps for the way back."""
 
 
@@ -27,7 +24,23 @@ def max_product(factors: Factors, keep_way: bool) -> tuple[Float[Tensor, "B T"],
 
     Scores are relative to the best one; the gains sum to the best path's log-probability.
     """
+    if _kernels_take(factors):
+        from vlhmm.ops.max_product import dense
+
+        return dense.max_product(factors, keep_way)
     return scores.max_product(factors, keep_way)
+
+
+def _kernels_take(factors: Factors) -> bool:
+    return (
+        factors.log_emission.is_cuda
+        and factors.log_emission.dtype == torch.float32
+        and factors.log_tiles.shape[0] == 1
+        and factors.log_emission.numel() > 0
+        and find_spec("triton") is not None
+        # Waiting for memory in order came with this generation.
+        and torch.cuda.get_device_capability(factors.log_emission.device) >= (8, 0)
+    )
 
 
 def trace(factors: Factors, way: Way, last_slot: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
@@ -35,4 +48,8 @@ def trace(factors: Factors, way: Way, last_slot: Int[Tensor, " B"]) -> tuple[Int
 
     Of equal predecessors the first one counts.
     """
+    if isinstance(way, KeptScores):
+        from vlhmm.ops.max_product import dense
+
+        return dense.trace(factors, way, last_slot)
     return scores.trace(factors, way, last_slot)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vlhmm.ops.max_product import kernel
+from vlhmm.ops.max_product.kept import KeptScores
 from vlhmm.ops.recursion.dense import multiprocessors, pieces, power_of_2
 from vlhmm.ops.recursion.factors import Factors
 
@@ -37,15 +38,6 @@ TILINGS = (
     Tiling(32, 128, 4, 8, 2),
     Tiling(32, 256, 8, 8, 1),
 )
-
-
-@dataclass(frozen=True)
-class KeptScores:
-    """What the way back needs, in the order in which the kernels read it."""
-
-    scores: Float[Tensor, "S row_tiles padded rows"]
-    """The scores before each position."""
-    tile: Float[Tensor, "parts padded columns"]
 
 
 def max_product(

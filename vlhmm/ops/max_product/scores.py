@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vlhmm.ops.recursion.factors import Factors
 
-STEP_BYTES = 1 << 23
-"""The scores of all pairs of states for a few sequences at a time: small enough to stay near the processor."""
+STEP_BYTES = 1 << 21
+"""Scores of pairs of states made at a time: small enough to stay near the processor (measured on two CPU cores)."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,21 @@ def max_product(
 def _best_move(
     log_best: Float[Tensor, "B K"], log_tiles_into: Float[Tensor, "U K K"], tile_of: Int[Tensor, " B"] | None
 ) -> Float[Tensor, "B K"]:
-    """max over z of log_best(z) + log A[z, z'], a few sequences at a time."""
-    states = log_best.shape[1]
-    at_once = max(1, STEP_BYTES // (states * states * log_best.element_size()))
+    """max over z of log_best(z) + log A[z, z'], a few pairs of states at a time."""
+    size, states = log_best.shape
     best = torch.empty_like(log_best)
-    for first in range(0, log_best.shape[0], at_once):
+    row_bytes = states * log_best.element_size()
+    if tile_of is None:
+        # The one tile goes by once, for all sequences.
+        at_once = max(1, STEP_BYTES // (size * row_bytes))
+        for first in range(0, states, at_once):
+            some = slice(first, first + at_once)
+            torch.amax(log_tiles_into[0, some] + log_best[:, None], dim=2, out=best[:, some])
+        return best
+    at_once = max(1, STEP_BYTES // (states * row_bytes))
+    for first in range(0, size, at_once):
         some = slice(first, first + at_once)
-        into = log_tiles_into if tile_of is None else log_tiles_into[tile_of[some]]
-        torch.amax(into + log_best[some, None], dim=2, out=best[some])
+        torch.amax(log_tiles_into[tile_of[some]] + log_best[some, None], dim=2, out=best[some])
     return best
 
 

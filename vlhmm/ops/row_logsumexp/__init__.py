@@ -34,7 +34,7 @@ def row_logsumexp(
     time, their operands in `precision`. Elsewhere, in float64, and for more than 512 features they are made in the
     operands' own precision, at most `chunk_bytes` (or one row, where that is more) at a time.
     """
-    if _kernel_takes(out, into):
+    if precision == "bf16" and _kernel_takes(out, into):
         return tiled_row_logsumexp(out, into, precision=precision)
     result: Tensor = _ChunkedRowLogSumExp.apply(out, into, chunk_bytes)
     return result

@@ -1,0 +1,200 @@
+"""The dense recursion's kernels against the specification: interpreted here, compiled on a GPU (`-m gpu`)."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    # Must be known before triton is first imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+pytest.importorskip("triton")
+
+from vlhmm.ops.recursion import Factors, Precision, dense, recursion_by_kernels, reference
+from vlhmm.tables import convert
+
+FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
+METHODS: tuple[dense.Method, ...] = ("persistent", "launches", "library")
+SMALL = dense.Tiling(16, 16, 16, 4, 2)
+
+# For the value relative to log p(x), for gradients relative to the largest entry: bf16 keeps 8 bits, tf32 11.
+VALUE_TOLERANCE: dict[Precision, float] = {"bf16": 3e-4, "tf32": 3e-5, "highest": 1e-6}
+GRADIENT_TOLERANCE: dict[Precision, float] = {"bf16": 2e-2, "tf32": 3e-3, "highest": 2e-5}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_written_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel leaves unwritten shows as NaN."""
+    plain = torch.empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
+        result = plain(*args, **kwargs)
+        return result.fill_(torch.nan) if result.is_floating_point() else result.fill_(77)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def random_factors(
+    seed: int, batch: int, positions: int, states: int, spread: float = 2.0, device: str = "cpu"
+) -> Factors:
+    """Numbers that float32 holds exactly, in float64. A third of the positions begin anew; lengths are ragged."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return spread * torch.randn(*shape, generator=generator)
+
+    factors = Factors(
+        log_previous=normal(batch, states).log_softmax(1),
+        log_inits=normal(2, states),
+        init_of=torch.randint(-4, 2, (batch, positions), generator=generator).clamp(min=-1),
+        log_tiles=normal(1, states, states),
+        tile_of=torch.zeros(batch, positions, dtype=torch.int64),
+        log_emission=normal(batch, positions, states),
+        lengths=torch.randint(1, positions + 1, (batch,), generator=generator),
+    )
+    return convert(factors, device=device, dtype=torch.float64)
+
+
+def cotangents_of(factors: Factors, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    size, length, states = factors.log_emission.shape
+    pair = (torch.randn(size, length, generator=generator), torch.randn(size, states, generator=generator))
+    return pair[0].to(factors.log_emission), pair[1].to(factors.log_emission)
+
+
+def gradients(run: Any, factors: Factors, cotangents: tuple[Tensor, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    leaves = {name: getattr(factors, name).clone().requires_grad_() for name in FLOATS}
+    outputs = run(replace(factors, **leaves))
+    found = torch.autograd.grad(outputs, tuple(leaves.values()), cotangents, allow_unused=True)
+    filled = [torch.zeros_like(leaf) if one is None else one for one, leaf in zip(found, leaves.values(), strict=True)]
+    return [output.detach() for output in outputs], filled
+
+
+def by_reference(factors: Factors) -> tuple[Tensor, Tensor]:
+    token_log_probs, _, log_last = reference.recursion(factors)
+    return token_log_probs, log_last
+
+
+def assert_near(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    assert not ours.isnan().any()
+    largest = float(theirs.abs().max()) if theirs.numel() else 0.0
+    torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * max(largest, 1e-6))
+
+
+def check(factors: Factors, precision: Precision, method: dense.Method, tiling: dense.Tiling | None) -> None:
+    single = convert(factors, dtype=torch.float32)
+    cotangents = cotangents_of(factors)
+    (token_log_probs, log_last), expected = gradients(by_reference, factors, cotangents)
+    value, gradient = VALUE_TOLERANCE[precision], GRADIENT_TOLERANCE[precision]
+    run = dense.forward(single, precision, keep=True, method=method, tiling=tiling)
+    assert not run.suspect.any()
+    assert_near(run.token_log_probs.double().sum(1), token_log_probs.sum(1), value)
+    assert_near(run.last, log_last.exp(), gradient)
+    filtered = reference.recursion(factors)[1].exp()
+    assert_near(run.messages[1:].transpose(0, 1) * factors.within()[:, :, None], filtered, gradient)
+    short = dense.forward(single, precision, keep=False, method=method, tiling=tiling)
+    assert torch.equal(short.token_log_probs, run.token_log_probs)
+    assert torch.equal(short.last, run.last)
+    token_cotangent, last_cotangent = (one.float() for one in cotangents)
+    ours = dense.backward(single, run, token_cotangent, last_cotangent, precision, method=method, tiling=tiling)
+    for name, theirs in zip(FLOATS, expected, strict=True):
+        assert_near(getattr(ours, name), theirs, gradient)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("batch", "positions", "states"), [(3, 5, 19), (1, 1, 5), (17, 2, 33)])
+def test_values_and_gradients_equal_the_reference(
+    batch: int, positions: int, states: int, method: dense.Method
+) -> None:
+    check(random_factors(states, batch, positions, states), "highest", method, SMALL)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "highest"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("batch", "positions", "states"), [(200, 64, 512), (7, 65, 301), (1, 1, 5), (1, 9, 1), (40, 20, 1037), (3, 7, 2500)]
+)
+def test_on_a_gpu_values_and_gradients_equal_the_reference(
+    batch: int, positions: int, states: int, method: dense.Method, precision: Precision
+) -> None:
+    few = random_factors(states, min(batch, 7), positions, states, device="cuda")
+    rows = torch.arange(batch, device="cuda") % few.lengths.shape[0]
+    if batch <= few.lengths.shape[0]:
+        check(few, precision, method, None)
+        return
+    # The reference holds a tile for each sequence: a large batch repeats a few of them.
+    single = convert(few.sequences(rows), dtype=torch.float32)
+    run = dense.forward(single, precision, keep=False, method=method)
+    expected = reference.recursion(few)[0].sum(1)[rows]
+    assert_near(run.token_log_probs.double().sum(1), expected, VALUE_TOLERANCE[precision])
+
+
+def test_autograd_gives_the_gradient_of_the_reference() -> None:
+    factors = random_factors(3, 3, 4, 19)
+    cotangents = cotangents_of(factors)
+    single = convert(factors, dtype=torch.float32)
+    single_cotangents = (cotangents[0].float(), cotangents[1].float())
+    outputs, ours = gradients(lambda one: recursion_by_kernels(one, "highest"), single, single_cotangents)
+    expected_outputs, expected = gradients(by_reference, factors, cotangents)
+    for one, other in zip(outputs + ours, expected_outputs + expected, strict=True):
+        assert_near(one, other, 2e-5)
+
+
+def test_an_impossible_sequence_leaves_the_others_alone() -> None:
+    factors = replace(random_factors(1, 3, 5, 6), lengths=torch.tensor([5, 5, 4]))
+    log_emission = factors.log_emission.clone()
+    log_emission[1, 2] = -torch.inf
+    broken = convert(replace(factors, log_emission=log_emission), dtype=torch.float32)
+    single = convert(factors, dtype=torch.float32)
+    cotangents = (torch.ones(3, 5), torch.zeros(3, 6))
+
+    def run(one: Factors) -> tuple[Tensor, Tensor]:
+        return recursion_by_kernels(one, "highest")
+
+    (whole, _), before = gradients(run, single, cotangents)
+    (part, _), after = gradients(run, broken, cotangents)
+    assert part[1, 2:].isneginf().all()
+    torch.testing.assert_close(part[[0, 2]], whole[[0, 2]])
+    torch.testing.assert_close(part[1, :2], whole[1, :2])
+    torch.testing.assert_close(after[3][[0, 2]], before[3][[0, 2]])
+    assert (after[3][1, 2:] == 0).all()
+    assert all(one.isfinite().all() for one in after)
+
+
+def test_an_impossible_past_stays_impossible_over_a_restart() -> None:
+    factors = convert(random_factors(2, 1, 3, 4), dtype=torch.float32)
+    factors = replace(
+        factors,
+        log_previous=torch.full_like(factors.log_previous, -torch.inf),
+        init_of=torch.tensor([[0, -1, 1]]),
+        lengths=torch.tensor([3]),
+    )
+    assert recursion_by_kernels(factors, "highest")[0].isneginf().all()
+
+
+def test_a_step_beyond_the_range_of_the_type_is_done_in_log_space() -> None:
+    # Each step's only way out of the likely state costs exp(-400): beyond float32 in one step.
+    far = -400.0
+    factors = Factors(
+        log_previous=torch.zeros(1, 2),
+        log_inits=torch.tensor([[0.0, -torch.inf]]),
+        init_of=torch.tensor([[0, -1, -1]]),
+        log_tiles=torch.tensor([[[0.0, far], [-torch.inf, 0.0]]]),
+        tile_of=torch.zeros(1, 3, dtype=torch.int64),
+        log_emission=torch.tensor([[[0.0, 0.0], [0.0, far], [-torch.inf, 0.0]]]),
+        lengths=torch.tensor([3]),
+    )
+    run = dense.forward(factors, "highest", keep=True, tiling=SMALL)
+    assert run.suspect.all()
+    # Two paths: 0 -> 0 -> 1 costs far, 0 -> 1 -> 1 costs 2 far.
+    outputs, gradient = gradients(
+        lambda one: recursion_by_kernels(one, "highest"), factors, (torch.ones(1, 3), torch.zeros(1, 2))
+    )
+    assert float(outputs[0].sum()) == pytest.approx(far, rel=1e-6)
+    assert float(gradient[2][0, 0, 1]) == pytest.approx(1.0)
+    assert all(one.isfinite().all() for one in gradient)

@@ -1,0 +1,17 @@
+"""What the kernels keep for the way back; apart from them, so that it is known where they cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KeptScores:
+    """What the way back needs, in the order in which the kernels read it."""
+
+    scores: Float[Tensor, "S row_tiles padded rows"]
+    """The scores before each position."""
+    tile: Float[Tensor, "parts padded columns"]
