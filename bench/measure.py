@@ -54,8 +54,11 @@ def compare(
 ) -> list[Result]:
     """Each engine's answer is checked first; those that are right are timed in turns, so that all see the same machine."""
     results, right = {}, {}
+    threads = torch.get_num_threads()
     for name, make in engines.items():
         results[name], timed = _checked(name, make, error_of, tolerance)
+        # Importing a peer can change it for everyone.
+        torch.set_num_threads(threads)
         if timed is not None:
             right[name] = timed
     taken: dict[str, list[float]] = {name: [] for name in right}

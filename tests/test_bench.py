@@ -2,14 +2,17 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from tiny import tiny_corpus
 from torch import Tensor
 from typer.testing import CliRunner
 
+from bench import epoch
 from bench.__main__ import main
 from bench.floor import Needs, Rates
 from bench.measure import Result, compare
@@ -30,6 +33,9 @@ from bench.workloads import (
     error,
     tolerance,
 )
+from vlhmm.models import ModelSettings
+from vlhmm.recipe import BlockSettings, Recipe
+from vlhmm.train_settings import TrainSettings
 
 CPU = torch.device("cpu")
 DENSE: tuple[Work, ...] = ("W1", "W2", "W4", "W5")
@@ -178,6 +184,25 @@ def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
     by_name = {result["engine"]: result for result in found["rows"][0]["results"]}
     assert by_name[PlainLoop.name]["median_ms"] > 0
     assert "vlhmm" in done.output
+
+
+def test_an_epoch_is_timed_only_if_it_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(
+        BlockSettings(num_blocks=5),
+        ModelSettings(states_per_block=6, dim=16),
+        TrainSettings(batch_size=4, window=8, schedule="constant", warmup=0.0),
+    )
+    monkeypatch.setattr(epoch, "load_corpus", lambda name: tiny_corpus())
+    monkeypatch.setattr(epoch, "recipe_of", lambda work: recipe)
+    found = epoch.run_epoch("PTB", CPU)
+    assert found.seconds is not None
+    assert found.tokens == len(tiny_corpus().train) // 32 * 32
+    standstill = replace(recipe, train=replace(recipe.train, learning_rate=1e-12, state_dropout=0.0))
+    monkeypatch.setattr(epoch, "recipe_of", lambda work: standstill)
+    # The same windows in the same order: without learning the losses of both halves are those of the text alone.
+    stopped = epoch.run_epoch("PTB", CPU, steps=20)
+    assert stopped.seconds is None
+    assert stopped.message.startswith("wrong: the loss went from")
 
 
 @pytest.mark.parametrize(

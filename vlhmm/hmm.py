@@ -18,6 +18,7 @@ from vlhmm.inference.posterior import Counts, Posterior, expected_counts, poster
 from vlhmm.inference.score import Filtered, filter_states, score
 from vlhmm.inference.viterbi import Paths, viterbi
 from vlhmm.memory import require_memory
+from vlhmm.precision import Precision
 from vlhmm.tables import Belief, Tables, TableTransition, convert, dense_support, requires_grad
 from vlhmm.validate import (
     as_batch,
@@ -60,8 +61,12 @@ class HMM:
         reset_token: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        precision: Precision = "bf16",
     ) -> HMM:
-        """Any HMM given as array-likes (Z,), (Z, Z), (Z, X): p(z_1), p(z' | z), p(x | z)."""
+        """Any HMM given as array-likes (Z,), (Z, Z), (Z, X): p(z_1), p(z' | z), p(x | z).
+
+        `precision` is that of matrix products on a GPU.
+        """
         arrays = check_distributions(start, transition, emission, dtype, device)
         num_states, num_words = arrays.emission.shape
         precise = Tables(
@@ -70,6 +75,7 @@ class HMM:
             TableTransition(arrays.transition.log()),
             arrays.emission.log().T.contiguous(),
             reset_token,
+            precision,
         )
         return cls(precise.to(dtype=arrays.dtype))
 

@@ -49,10 +49,11 @@ def learning_curve(log: Sequence[Mapping[str, Any]], path: Path, title: str) -> 
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
-    low = min((record["valid_perplexity"] for record in checks), default=10)
-    ticks = [tick for power in range(1, 6) for tick in (10**power, 2 * 10**power, 5 * 10**power)]
-    axes.set_yticks([tick for tick in ticks if tick >= low * 0.4])
-    axes.set_ylim(bottom=low * 0.6)
+    every = [record["perplexity"] for record in steps] + [record["valid_perplexity"] for record in checks]
+    low, high = 0.7 * min(every, default=10), 1.2 * max(every, default=100)
+    ticks = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+    axes.set_yticks([tick for tick in ticks if low <= tick <= high])
+    axes.set_ylim(low, high)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel("tokens seen")
     axes.set_ylabel("perplexity")

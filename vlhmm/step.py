@@ -84,12 +84,13 @@ class Step:
 
     def make_gradients(self, fresh: bool) -> None:
         """The gradient of minus log p(window | what came before) per token, into the parameters' `grad`."""
-        previous = None if fresh or self._kept is None else Kept(self._kept.clone())
+        # Of the states kept for the last window only those that the beliefs speak of are left.
+        previous = None
+        if not fresh and self._kept is not None:
+            previous = Kept(self._kept[self.model.group_of_word[self._belief.token]])
         kept = self.model.kept_after_dropout(self.settings.state_dropout, self.generator)
         tables, transition = self.model(previous, kept)
-        boundary = None
-        if previous is not None and transition is not None:
-            boundary = Boundary(self.model.support_of(previous), transition)
+        boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
         scored = score(tables, Batch(self._tokens, self._lengths), belief, boundary)
         loss = -scored.token_log_probs.sum() / self._tokens.numel()

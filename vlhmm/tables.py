@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.precision import Precision
+
 Record = TypeVar("Record")
 
 
@@ -73,8 +75,11 @@ class Support:
         if self.partition:
             # Whole blocks: one long copy a group, and a gradient that adds whole blocks.
             blocks = per_state.view(self.num_groups, -1, *per_state.shape[1:])
-            return blocks if self.num_groups == 1 and groups.shape[0] == 1 else blocks[groups]
-        return per_state[self.states_of_group[groups]]
+            whole = self.num_groups == 1 and groups.shape[0] == 1
+            # Unlike indexing, `index_select` has a gradient that sorts nothing.
+            return blocks if whole else blocks.index_select(0, groups)
+        states = self.states_of_group[groups]
+        return per_state.index_select(0, states.flatten()).view(*states.shape, *per_state.shape[1:])
 
 
 def dense_support(num_words: int, num_states: int) -> Support:
@@ -205,6 +210,7 @@ class Tables:
     """log p(x | z) for the K states z that can emit x: no cell is stored that cannot be used."""
     reset_token: int | None = None
     """After this token the next state is drawn from the start distribution; None: states are carried over every token."""
+    precision: Precision = "bf16"
 
     @property
     def num_states(self) -> int:
@@ -213,6 +219,11 @@ class Tables:
     @property
     def num_words(self) -> int:
         return self.support.num_words
+
+    def emissions_of(self, words: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
+        """log p(x | z) over the K states of each word."""
+        rows = self.log_emission.index_select(0, words.flatten())
+        return rows.view(*words.shape, -1)
 
     @property
     def dtype(self) -> torch.dtype:

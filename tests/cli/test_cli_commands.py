@@ -48,6 +48,7 @@ def test_output_without_a_terminal_is_plain(run: Run, model_dir: Path) -> None:
         shown = run(command, model_dir, SENTENCE)
         assert shown.status == 0
         assert "\x1b" not in shown.out
+        assert all(line == line.rstrip() for line in shown.out.splitlines())
         assert shown.err == ""
 
 
@@ -62,6 +63,11 @@ def test_each_line_of_stdin_is_a_text(run: Run, model_dir: Path, monkeypatch: py
 def test_empty_stdin_is_refused(run: Run, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert "0 lines" in run("score", model_dir).error
+
+
+def test_stdin_that_is_no_text_is_refused(run: Run, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), errors="surrogateescape"))
+    assert "not UTF-8" in run("score", model_dir).error
 
 
 def test_next_is_sorted_and_as_long_as_asked(run: Run, model_dir: Path) -> None:

@@ -250,6 +250,27 @@ def test_a_sequence_near_the_smallest_number_is_suspect() -> None:
     assert run.suspect.tolist() == [False, True, False]
 
 
+def test_a_total_near_the_smallest_number_is_suspect_and_right() -> None:
+    factors = random_factors(BlockFactoredTransition, 13, states=2, positions=1)
+    # Sequence 1 is surely in state 0, which hardly ever moves to that block, while state 1 does.
+    factors.log_previous[1] = torch.tensor([0.0, -torch.inf])
+    factors.transition.log_block[0::2] = -80
+    factors.transition.log_block[1::2] = 0
+    factors = replace(factors, init_of=torch.full_like(factors.init_of, -1))
+    run = blocked_recursion_by_kernels(moved_to(factors, DEVICE), "highest")
+    assert run.suspect.tolist() == [False, True, False]
+    expected, _ = reference.blocked_recursion(moved_to(factors, DEVICE, torch.float64))
+    torch.testing.assert_close(run.token_log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_to_begin_from_is_no_obstacle() -> None:
+    factors = random_factors(SoftmaxTransition, 14)
+    factors = moved_to(replace(factors, init_of=torch.full_like(factors.init_of, -1)), DEVICE)
+    without = replace(factors, log_inits=factors.log_inits[:0])
+    found, expected = (blocked_recursion_by_kernels(one, "highest").token_log_probs for one in (without, factors))
+    assert torch.equal(found, expected)
+
+
 def test_too_many_states_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1025 states.*at most 1024"):
         launch.cut_for(1025, "bf16")

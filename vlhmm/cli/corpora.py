@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli.options import CorpusName, DataDir, Json, read_corpus
-from vlhmm.cli.show import console, duration, facts, line, print_json, program, progress_bar, short, table
+from vlhmm.cli.show import duration, facts, line, print_json, print_table, program, progress_bar, short, table
 
 if TYPE_CHECKING:
     from vlhmm.cluster import Blocks
@@ -110,7 +110,7 @@ def prepare(
     shown_table = table("split", "tokens", "documents", "words", right=("tokens", "documents", "words"))
     for name, tokens in splits.items():
         shown_table.add_row(name, f"{len(tokens):,}", f"{tokens.num_documents:,}", f"{tokens.words or 0:,}")
-    console().print(shown_table)
+    print_table(shown_table)
     line()
     facts(
         [
@@ -202,4 +202,4 @@ def print_sample_blocks(blocks: Blocks, corpus: Corpus) -> None:
         best = words[(-counts[words]).argsort(kind="stable")][:SAMPLE_WORDS]
         names = " ".join(corpus.tokenizer.token(word) for word in best)
         shown.add_row(str(block), f"{counts[words].sum():,}", f"{len(words):,}", names)
-    console().print(shown)
+    print_table(shown)

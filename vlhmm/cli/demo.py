@@ -12,7 +12,7 @@ from rich.text import Text
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import command_line, console, corpus_label, duration, line, message, print_json, program, table
+from vlhmm.cli.show import command_line, corpus_label, duration, line, message, print_json, print_table, program, table
 
 if TYPE_CHECKING:
     from vlhmm.data import Corpus
@@ -84,7 +84,7 @@ def _show_perplexity(results: dict[str, Any], corpus: Corpus) -> None:
         label = f"HMM, {results['num_states']:,} states" if name == "HMM" else name
         style = "bold green" if name == "HMM" else ""
         shown.add_row(Text(label, style), Text(f"{scores['valid']:,.1f}", style), Text(f"{scores['test']:,.1f}", style))
-    console().print(shown)
+    print_table(shown)
 
 
 def _show_model(folder: Path, corpus: Corpus) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlhmm.cli.options import Json, ModelDir
-from vlhmm.cli.show import console, duration, facts, line, print_json, table
+from vlhmm.cli.show import duration, facts, line, print_json, print_table, table
 
 if TYPE_CHECKING:
     from vlhmm.lm import LanguageModel
@@ -71,7 +71,7 @@ def info(folder: ModelDir, as_json: Json = False) -> None:
             " ".join(sample["frequent"]),
             f"{sample['state']}: {words}",
         )
-    console().print(shown)
+    print_table(shown)
 
 
 def _settings(values: dict[str, Any]) -> str:

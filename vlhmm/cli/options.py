@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -80,6 +81,9 @@ def texts_of(text: str | None) -> Iterator[str]:
 
 
 def stdin_lines() -> Iterator[str]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Some locales would smuggle bytes that are no text through as half characters.
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     try:
         for line in sys.stdin:
             yield line.rstrip("\r\n")

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from vlhmm.cli.options import Json, ModelDir, TextOrStdin, texts_of
-from vlhmm.cli.show import bar, console, line, print_json, table
+from vlhmm.cli.show import bar, line, print_json, print_table, table
 
 if TYPE_CHECKING:
     from vlhmm.lm import BestPath, NamedState, Score, TokenPosterior
@@ -67,7 +67,7 @@ def _print_score(scored: Score) -> None:
         surprise = -token.log_prob / FULL_BAR_NATS
         style = "green" if surprise < 0.25 else "yellow" if surprise < 0.6 else "red"
         shown.add_row(token.token, f"{token.log_prob:.2f}", bar(surprise, style))
-    console().print(shown)
+    print_table(shown)
     line()
     line(f"log p {scored.log_prob:.2f} nats, {len(scored.tokens)} tokens, perplexity {scored.perplexity:,.1f}")
 
@@ -93,7 +93,7 @@ def next_tokens(
         shown = table("token", "p", "", right=("p",))
         for token, prob in best:
             shown.add_row(token, f"{prob:.4f}", bar(prob / best[0][1]))
-        console().print(shown)
+        print_table(shown)
 
 
 def posterior(
@@ -136,7 +136,7 @@ def _print_posterior(tokens: list[TokenPosterior]) -> None:
                 str(state.block),
                 _state_words(state, token.token),
             )
-    console().print(shown)
+    print_table(shown)
 
 
 def viterbi(folder: ModelDir, text: TextOrStdin = None, as_json: Json = False) -> None:
@@ -164,7 +164,7 @@ def print_path(path: BestPath) -> None:
         shown.add_row(
             Text(token, "bold"), Text(str(state.state), "green"), str(state.block), _state_words(state, token)
         )
-    console().print(shown)
+    print_table(shown)
 
 
 def generate(

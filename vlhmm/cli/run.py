@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 RECIPE, BLOCKS, RESULTS, CURVE = "recipe.json", "blocks.tsv", "results.json", "learning_curve.png"
-SMOOTHING = 0.98
-"""Of the loss on the bar: an average over some fifty steps."""
+SMOOTHED_STEPS = 20
+"""The loss on the bar is a running average over about so many steps."""
 TILE_COPIES = 8
 """What a training step holds of each transition tile at its peak: logits, probabilities, gradients; as measured."""
 
@@ -110,9 +110,9 @@ def train_and_report(
     writer = _tensorboard(out) if tensorboard else None
     blocks = _blocks(plan.recipe, corpus, out, blocks_file, resume)
     model = plan.recipe.make_model(corpus, blocks).to(device)
+    message(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words")
     message(
-        f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words; "
-        f"{model.support.num_states:,} states in {blocks.num_blocks} blocks, {model.num_parameters:,} parameters; {device}"
+        f"{model.support.num_states:,} states in {blocks.num_blocks:,} blocks, {model.num_parameters:,} parameters, on {device}"
     )
 
     def write_plan() -> None:
@@ -173,7 +173,7 @@ def _watch(
     recipe: Recipe,
 ) -> Stopped:
     """Shows a run while it happens."""
-    loss = math.nan
+    loss, num_steps = 0.0, 0
     first: tuple[float, int] | None = None
     with progress_bar("training", None) as shown:
         for event in events:
@@ -183,7 +183,8 @@ def _watch(
                 write_plan = None
             match event:
                 case StepEvent():
-                    loss = event.loss if math.isnan(loss) else SMOOTHING * loss + (1 - SMOOTHING) * event.loss
+                    num_steps += 1
+                    loss += (event.loss - loss) / min(num_steps, SMOOTHED_STEPS)
                     now = time.monotonic()
                     first = first or (now, event.tokens)
                     rate = (event.tokens - first[1]) / max(now - first[0], 1e-9)

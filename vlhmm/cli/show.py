@@ -80,6 +80,18 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return shown
 
 
+def print_table(shown: Table) -> None:
+    """Without a terminal no line ends in spaces."""
+    target = console()
+    if target.is_terminal:
+        target.print(shown)
+        return
+    with target.capture() as captured:
+        target.print(shown)
+    for row in captured.get().splitlines():
+        print(row.rstrip())
+
+
 def facts(rows: Sequence[tuple[str, str]]) -> None:
     """Names and values in two columns; a long value goes on under itself."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -87,7 +99,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> None:
     shown.add_column(overflow="fold")
     for name, value in rows:
         shown.add_row(name, value)
-    console().print(shown)
+    print_table(shown)
 
 
 def bar(part: float, style: str = "cyan", width: int = BAR_WIDTH) -> Text:

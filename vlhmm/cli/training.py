@@ -9,7 +9,18 @@ import typer
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import command_line, console, corpus_label, facts, line, message, print_json, program, size, table
+from vlhmm.cli.show import (
+    command_line,
+    corpus_label,
+    facts,
+    line,
+    message,
+    print_json,
+    print_table,
+    program,
+    size,
+    table,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -183,7 +194,7 @@ def _show_plan(recipe: Recipe, corpus: Corpus, blocks_file: Path | None, device:
         shown = table(f"[{section}]", "")
         for name, value in settings.items():
             shown.add_row(f"  {name}", str(value).lower() if isinstance(value, bool) else str(value))
-        console().print(shown)
+        print_table(shown)
     line()
     facts(
         [
@@ -221,7 +232,7 @@ def _show_results(results: dict[str, Any], out: Path) -> None:
     shown = table("perplexity", "valid", "test", right=("valid", "test"))
     for name, scores in results["perplexity"].items():
         shown.add_row(name, f"{scores['valid']:,.1f}", f"{scores['test']:,.1f}")
-    console().print(shown)
+    print_table(shown)
     line()
     rows = [("protocol", results["test"]["protocol"]), ("model", str(out))]
     if results["learning_curve"]:

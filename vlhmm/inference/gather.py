@@ -6,22 +6,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
-from vlhmm.tables import Belief, Support, Tables, Transition
+from vlhmm.tables import Belief, Support, Tables, TableTransition, Transition
 
-WINDOW_BYTES = 1 << 28
-"""What the factors and messages of one window may take, roughly."""
+CPU_WINDOW_BYTES = 1 << 28
+"""What the factors and messages of one window may take, roughly. On a GPU: an eighth of its memory."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """How a belief over other states than the tables' enters them: state dropout draws anew for every window."""
+    """How a belief over other states than the tables' enters them: state dropout draws anew for every window.
 
-    source: Support
+    The K rows of `transition` from K b on are the states that the belief of sequence b speaks of.
+    """
+
     transition: Transition
+
+    def source(self, size: int, states: int) -> Support:
+        device = boundary_rows(self.transition).device
+        every = torch.arange(size * states, device=device).view(size, states)
+        return Support(every[:, 0], every, size * states, partition=True)
+
+
+def boundary_rows(transition: Transition) -> Tensor:
+    """The tensor with a row for every source state."""
+    return transition.log_prob if isinstance(transition, TableTransition) else transition.out
 
 
 @dataclass(frozen=True)
@@ -42,45 +54,58 @@ class Batch:
         return self.tokens.gather(1, (self.lengths - 1)[:, None])[:, 0]
 
 
-def window_factors(
-    tables: Tables, batch: Batch, belief: Belief | None = None, boundary: Boundary | None = None
-) -> Factors:
-    """The factors of `batch`, begun from the start distribution or carried on from `belief`."""
+@dataclass(frozen=True)
+class Starts:
+    """Where states begin anew, and from what."""
+
+    group: Int[Tensor, "B T"]
+    """The group of each token."""
+    log_previous: Float[Tensor, "B K"]
+    log_inits: Float[Tensor, "G K"]
+    init_of: Int[Tensor, "B T"]
+
+
+def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts:
     support = tables.support
-    num_groups = support.num_groups
-    size, num_positions = batch.tokens.shape
     group = support.group_of_word[batch.tokens]
-    log_starts = support.rows(tables.log_start, torch.arange(num_groups, device=group.device))
+    log_inits = support.rows(tables.log_start, torch.arange(support.num_groups, device=group.device))
     init_of = torch.full_like(group, -1)
     if tables.reset_token is not None:
         after_reset = batch.tokens[:, :-1] == tables.reset_token
         init_of[:, 1:] = torch.where(after_reset, group[:, 1:], -1)
-    pair = group.new_zeros(size, num_positions)
-    pair[:, 1:] = group[:, :-1] * num_groups + group[:, 1:]
-    source = support if boundary is None else boundary.source
     if belief is None:
-        log_previous = tables.log_emission.new_zeros(size, support.states_per_word)
         init_of[:, 0] = group[:, 0]
-    else:
-        log_previous = belief.log_probs
-        if tables.reset_token is not None:
-            init_of[:, 0] = torch.where(belief.token == tables.reset_token, group[:, 0], -1)
-        pair[:, 0] = source.group_of_word[belief.token] * num_groups + group[:, 0]
+        log_previous = tables.log_emission.new_zeros(group.shape[0], support.states_per_word)
+        return Starts(group, log_previous, log_inits, init_of)
+    if tables.reset_token is not None:
+        init_of[:, 0] = torch.where(belief.token == tables.reset_token, group[:, 0], -1)
+    return Starts(group, belief.log_probs, log_inits, init_of)
+
+
+def window_factors(
+    tables: Tables, batch: Batch, belief: Belief | None = None, boundary: Boundary | None = None
+) -> Factors:
+    """The factors of `batch`, begun from the start distribution or carried on from `belief`."""
+    support, num_groups = tables.support, tables.support.num_groups
+    starts = window_starts(tables, batch, belief)
+    pair = torch.zeros_like(starts.group)
+    pair[:, 1:] = starts.group[:, :-1] * num_groups + starts.group[:, 1:]
+    if belief is not None:
+        pair[:, 0] = support.group_of_word[belief.token] * num_groups + starts.group[:, 0]
     if belief is None or boundary is None:
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair)
     else:
-        entering, entering_of = _distinct_tiles(boundary.transition, source, support, pair[:, :1])
+        size, states = starts.log_previous.shape
+        sequences = torch.arange(size, device=pair.device)[:, None]
+        entering, entering_of = _distinct_tiles(
+            boundary.transition, boundary.source(size, states), support, sequences * num_groups + starts.group[:, :1]
+        )
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair[:, 1:])
         tile_of = torch.cat([entering_of, tile_of + entering.shape[0]], dim=1)
         log_tiles = torch.cat([entering, log_tiles])
+    log_emission = tables.emissions_of(batch.tokens)
     return Factors(
-        log_previous,
-        log_starts,
-        init_of,
-        log_tiles,
-        tile_of,
-        tables.log_emission[batch.tokens],
-        batch.lengths,
+        starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
     )
 
 
@@ -100,7 +125,10 @@ def default_window(tables: Tables, size: int) -> int:
     # Tiles (three copies: log, scaled, gradient) are shared by all positions when there is but one group.
     tile = 0 if tables.support.num_groups == 1 else 3 * states * states
     per_position = size * (tile + 6 * states) * tables.log_emission.element_size()
-    return max(1, min(WINDOW_BYTES // per_position, 4096))
+    limit = CPU_WINDOW_BYTES
+    if tables.device.type == "cuda":
+        limit = torch.cuda.get_device_properties(tables.device).total_memory // 8
+    return max(1, min(limit // per_position, 4096))
 
 
 def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"], Batch]]:

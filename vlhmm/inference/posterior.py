@@ -52,7 +52,7 @@ def posterior(tables: Tables, batch: Batch, belief: Belief | None = None, window
             carried = Belief(token[rows], log_last[rows])
         entering.append(carried)
         if len(parts) > 1:
-            log_last[rows] = recursion(window_factors(tables, part, carried))[1]
+            log_last[rows] = recursion(window_factors(tables, part, carried), tables.precision)[1]
             token[rows] = part.last_tokens()
     probs = tables.log_emission.new_zeros(size, num_positions, states)
     last_cotangent = torch.zeros_like(log_last)
@@ -61,7 +61,8 @@ def posterior(tables: Tables, batch: Batch, belief: Belief | None = None, window
         with torch.enable_grad():
             log_emission = factors.log_emission.detach().requires_grad_()
             log_previous = factors.log_previous.detach().requires_grad_()
-            outputs = recursion(replace(factors, log_emission=log_emission, log_previous=log_previous))
+            leaves = replace(factors, log_emission=log_emission, log_previous=log_previous)
+            outputs = recursion(leaves, tables.precision)
             from_emission, from_previous = torch.autograd.grad(
                 outputs, (log_emission, log_previous), (torch.ones_like(outputs[0]), last_cotangent[rows])
             )

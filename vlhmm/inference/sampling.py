@@ -95,7 +95,7 @@ def sample_posterior(
     for first, rows, part in parts:
         carried = None if first == 0 else Belief(token[rows], log_last[rows])
         entering.append(carried)
-        token_log_probs, _, log_last[rows] = filtered(window_factors(tables, part, carried))
+        token_log_probs, _, log_last[rows] = filtered(window_factors(tables, part, carried), tables.precision)
         raise_impossible(token_log_probs, first, rows, "sample_posterior")
         token[rows] = part.last_tokens()
     slots = torch.full((size, num, num_positions), -1, device=batch.tokens.device)
@@ -103,7 +103,7 @@ def sample_posterior(
     log_following = tables.log_emission.new_zeros(size, num, states_per_word)
     for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
         factors = window_factors(tables, part, carried)
-        _, log_filtered, _ = filtered(factors)
+        _, log_filtered, _ = filtered(factors, tables.precision)
         following = log_following[rows]
         within: Bool[Tensor, "R T"] = part.within()
         for t in range(part.num_positions - 1, -1, -1):

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from vlhmm.inference.blocked import blocked_window, kernels_take
 from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, windows
 from vlhmm.ops.recursion import filtered, recursion
 from vlhmm.tables import Belief, Tables
@@ -34,7 +35,7 @@ def score(
     """
     window = window or default_window(tables, batch.tokens.shape[0])
     if batch.num_positions <= window:
-        token_log_probs, log_last = recursion(window_factors(tables, batch, belief, boundary))
+        token_log_probs, log_last = _window(tables, batch, belief, boundary)
         return Scored(token_log_probs, Belief(batch.last_tokens(), log_last))
     parts: list[Tensor] = []
     # Sequences end in different windows: each keeps the belief it had at its end.
@@ -46,12 +47,23 @@ def score(
         if torch.is_grad_enabled():
             log_probs, part_last = _checkpointed(tables, part, carried, entering)
         else:
-            log_probs, part_last = recursion(window_factors(tables, part, carried, entering))
+            log_probs, part_last = _window(tables, part, carried, entering)
         whole = log_probs.new_zeros(batch.tokens.shape[0], log_probs.shape[1])
         parts.append(whole.index_copy(0, rows, log_probs))
         log_last = log_last.index_copy(0, rows, part_last)
         token = token.index_copy(0, rows, part.last_tokens())
     return Scored(torch.cat(parts, dim=1), Belief(token, log_last))
+
+
+def _window(
+    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
+    """log p(x_t | x_<t) and the last log message of one window, by the kernels where they apply."""
+    if kernels_take(tables):
+        done = blocked_window(tables, batch, belief, boundary)
+        if done is not None:
+            return done
+    return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
 
 
 def _select(belief: Belief | None, rows: Int[Tensor, " R"]) -> Belief | None:
@@ -66,7 +78,7 @@ def _checkpointed(
 
     def run(log_probs: Tensor | None) -> tuple[Tensor, Tensor]:
         carried = None if belief is None or log_probs is None else Belief(belief.token, log_probs)
-        return recursion(window_factors(tables, batch, carried, boundary))
+        return _window(tables, batch, carried, boundary)
 
     result: tuple[Tensor, Tensor] = checkpoint(run, log_probs, use_reentrant=False, preserve_rng_state=False)
     return result
@@ -90,7 +102,7 @@ def filter_states(tables: Tables, batch: Batch, belief: Belief | None = None, wi
     token = batch.tokens[:, 0].clone()
     for first, rows, part in windows(batch, window):
         carried = _select(belief, rows) if first == 0 else Belief(token[rows], log_last[rows])
-        _, log_filtered, log_last[rows] = filtered(window_factors(tables, part, carried))
+        _, log_filtered, log_last[rows] = filtered(window_factors(tables, part, carried), tables.precision)
         probs[rows, first : first + part.num_positions] = log_filtered.exp()
         token[rows] = part.last_tokens()
     return Filtered(probs, tables.support.states_of(batch.tokens), Belief(token, log_last))

@@ -13,6 +13,7 @@ from torch.nn.utils import skip_init
 from vlhmm.models.encoder import rows
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
 from vlhmm.ops.row_logsumexp import row_logsumexp
+from vlhmm.precision import Precision
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
 
 
@@ -51,9 +52,10 @@ class ScalarStart(nn.Module):
 class SoftmaxHead(nn.Module):
     """log A[z, z'] = out_z . in_z' - log sum over all z' asked for."""
 
-    def __init__(self, out_scale: float) -> None:
+    def __init__(self, out_scale: float, precision: Precision) -> None:
         super().__init__()
         self.out_scale = out_scale
+        self.precision = precision
 
     def forward(
         self,
@@ -70,7 +72,7 @@ class SoftmaxHead(nn.Module):
             barrier = into.new_zeros(into.shape[0], 1).masked_fill(~live[:, None], -torch.inf)
             out = torch.cat([out, out.new_ones(out.shape[0], 1)], dim=1)
             into = torch.cat([into, barrier], dim=1)
-        return SoftmaxTransition(out, into, row_logsumexp(out, into))
+        return SoftmaxTransition(out, into, row_logsumexp(out, into, precision=self.precision))
 
 
 class BlockFactoredHead(nn.Module):

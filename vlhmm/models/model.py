@@ -66,7 +66,7 @@ class Model(nn.Module):
         self.start = ScalarStart(support.num_states) if scalar else FactoredStart(settings.dim)
         match settings.transition:
             case "softmax":
-                self.transition = SoftmaxHead(settings.out_scale)
+                self.transition = SoftmaxHead(settings.out_scale, settings.precision)
             case "block-factored":
                 self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
             case "table":
@@ -126,6 +126,7 @@ class Model(nn.Module):
             self._transition(states, features.out, states, features.into),
             self.emission(states, features.emit, support, self._layout()),
             self.reset_token,
+            self.settings.precision,
         )
         if previous is None:
             return tables, None

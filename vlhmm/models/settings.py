@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from vlhmm.precision import Precision
 from vlhmm.settings import settings_from
 
 
@@ -30,6 +31,8 @@ class ModelSettings:
     """A bias for every word."""
     initialisation: Literal["code", "paper"] = "code"
     """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0."""
+    precision: Precision = "bf16"
+    """What matrix products on a GPU read, in the recursion and the normaliser; a CPU computes in float32."""
     init_scale: float = 0.01
     """Scalar tables start from U(-init_scale, init_scale)."""
 

@@ -15,14 +15,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vlhmm.ops.blocked_recursion.factors import BlockedFactors, Precision
+from vlhmm.ops.blocked_recursion.factors import BlockedFactors
 from vlhmm.ops.recursion import recursion
+from vlhmm.precision import Precision
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition
 
 if TYPE_CHECKING:
     from vlhmm.ops.blocked_recursion.launch import Cut
 
-__all__ = ["BlockedFactors", "BlockedRun", "Precision", "blocked_recursion", "blocked_recursion_by_kernels"]
+__all__ = ["BlockedFactors", "BlockedRun", "blocked_recursion", "blocked_recursion_by_kernels"]
 
 
 @dataclass(frozen=True)

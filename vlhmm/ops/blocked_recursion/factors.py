@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +10,6 @@ from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support
-
-Precision = Literal["bf16", "tf32", "highest"]
-"""The operands of matrix products on a GPU; sums and messages are float32 always."""
 
 
 @dataclass(frozen=True)

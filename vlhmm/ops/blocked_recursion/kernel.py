@@ -29,6 +29,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+# `do_not_specialize`: another number of positions is no reason to compile anew.
+
 # A quarter of float32's exponents is left as a margin above its smallest number.
 TINY = tl.constexpr(4e-29)
 
@@ -139,7 +141,7 @@ def exponentiate(
     tl.store(found_zero, 1, mask=(smallest == 0.0) & (init < 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 @no_type_check
 def forward(
     tiles,
@@ -169,7 +171,7 @@ def forward(
     state = tl.arange(0, K_PAD)
     inside = state < K
     row = tl.arange(0, ROWS)
-    length = tl.load(lengths + b)
+    length = tl.load(lengths + b).to(tl.int64)
     last = tl.maximum(length, 1) - 1
     log_message = tl.load(log_previous + b * K + state, mask=inside, other=float("-inf"))
     message = tl.exp(log_message)
@@ -231,7 +233,7 @@ def forward(
     tl.store(doubt + b, tl.maximum(low, tl.max(fading, axis=0)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 @no_type_check
 def backward(
     tiles,
@@ -265,7 +267,7 @@ def backward(
     state = tl.arange(0, K_PAD)
     inside = state < K
     row = tl.arange(0, ROWS)
-    length = tl.load(lengths + b)
+    length = tl.load(lengths + b).to(tl.int64)
     last = tl.maximum(length, 1) - 1
     tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
     vector_at = b * T * K + state
@@ -338,7 +340,7 @@ def backward(
         tl.store(mean + at * K + state, nothing, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_positions", "stretch"])
 @no_type_check
 def accumulate(
     tiles,

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
-from vlhmm.ops.blocked_recursion.factors import BlockedFactors, Precision
+from vlhmm.ops.blocked_recursion.factors import BlockedFactors
+from vlhmm.precision import Precision
 
 LARGEST_STATES = 1024
 """The most states of a group: a row of a tile is held whole by one program."""

@@ -7,7 +7,7 @@ smallest of their type is done again in log space by `reference`, which is the s
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,11 +15,9 @@ from torch import Tensor
 
 from vlhmm.ops.recursion import reference, scaled
 from vlhmm.ops.recursion.factors import Factors
+from vlhmm.precision import Precision
 
-__all__ = ["Factors", "Precision", "filtered", "recursion"]
-
-Precision = Literal["bf16", "tf32", "highest"]
-"""What the GPU's matrix products read; messages and sums are float32 whatever it is."""
+__all__ = ["Factors", "filtered", "recursion"]
 
 
 def recursion(factors: Factors, precision: Precision = "bf16") -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
@@ -55,8 +53,6 @@ def recursion_by_kernels(factors: Factors, precision: Precision) -> tuple[Float[
 
 
 def _kernels_take(factors: Factors, precision: Precision) -> bool:
-    if precision not in get_args(Precision):
-        raise ValueError(f'precision is "{precision}": use one of {", ".join(get_args(Precision))}')
     return (
         factors.log_emission.is_cuda
         and factors.log_emission.dtype == torch.float32

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.ops.recursion import Precision, kernel
+from vlhmm.ops.recursion import kernel
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.scaled import Gradient
+from vlhmm.precision import Precision
 
 Method = Literal["persistent", "launches", "library"]
 """One kernel for all positions; the same kernel launched for each; or the library's matrix product and a kernel for the rest."""
@@ -62,7 +63,7 @@ TILINGS = (
     Tiling(128, 128, 64, 8, 4),
 )
 
-LIBRARY_TILING = Tiling(4, 1024, 16, 4, 1)
+LIBRARY_TILING = Tiling(4, 512, 16, 4, 1)
 """Where the library makes the product, a program has only whole rows to read and write."""
 
 

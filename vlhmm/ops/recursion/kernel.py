@@ -210,6 +210,15 @@ def forward_steps(
                 init = tl.load(init_of + rows.to(tl.int64) * num_positions + t, mask=in_batch, other=0)
                 begins = init >= 0
                 moves = within & (init < 0)
+                # Read before the product, so that the product hides the wait.
+                emission_at = (rows[:, None].to(tl.int64) * num_positions + t) * states + columns[None, :]
+                weight = tl.load(emission + emission_at, mask=in_tile, other=0.0)
+                # What has once become impossible stays so, also when the states begin anew.
+                begun = tl.load(
+                    inits + init[:, None].to(tl.int64) * states + columns[None, :],
+                    mask=in_tile & (begins & (total > 0))[:, None],
+                    other=0.0,
+                )
                 if FUSED:
                     predicted = matrix_product(
                         operand + (t % 2) * slot_size,
@@ -228,15 +237,8 @@ def forward_steps(
                     )
                 else:
                     predicted = tl.load(product + at, mask=in_tile, other=0.0)
-                # What has once become impossible stays so, also when the states begin anew.
-                begun = tl.load(
-                    inits + init[:, None].to(tl.int64) * states + columns[None, :],
-                    mask=in_tile & (begins & (total > 0))[:, None],
-                    other=0.0,
-                )
                 predicted = tl.where(begins[:, None], begun, predicted * inverse[:, None])
-                emission_at = (rows[:, None].to(tl.int64) * num_positions + t) * states + columns[None, :]
-                joint = predicted * tl.load(emission + emission_at, mask=in_tile, other=0.0)
+                joint = predicted * weight
                 tl.store(following, joint, mask=in_tile & within[:, None])
                 raw = operand + ((t + 1) % 2) * slot_size + at
                 tl.store(raw, joint.to(operand.dtype.element_ty), mask=in_tile)
@@ -349,6 +351,20 @@ def backward_steps(
             per_position = rows.to(tl.int64) * num_positions + t
             next_moves = t + 1 < length
             next_moves = next_moves & (tl.load(init_of + per_position + 1, mask=next_moves, other=0) < 0)
+            # What rounding took from the sum of F at t + 1, which ought to be what the token at t + 2 was asked.
+            known = next_moves & (t + 2 < length)
+            known = known & (tl.load(init_of + per_position + 2, mask=known, other=0) < 0)
+            every_part = tl.arange(0, PARTS)
+            flow_sums = tl.load(
+                sums + ((t + 1) * tl.cast(size, tl.int64) + rows[:, None]) * parts + every_part[None, :],
+                mask=known[:, None] & (every_part < parts)[None, :],
+                other=0.0,
+            )
+            missing = tl.load(token_cotangent + per_position + 2, mask=known, other=0.0) - tl.sum(flow_sums, 1)
+            # Read before the product, so that the product hides the wait.
+            message = tl.load(messages + (t + 1) * slot_size + at, mask=in_tile, other=0.0)
+            emission_at = per_position[:, None] * states + columns[None, :]
+            weight = tl.load(emission + emission_at, mask=in_tile & (t >= 0), other=0.0)
             if FUSED:
                 backed = matrix_product(
                     ratio + (t + 1) * slot_size,
@@ -367,18 +383,7 @@ def backward_steps(
                 )
             else:
                 backed = tl.load(product + at, mask=in_tile, other=0.0)
-            # What rounding took from the sum of F at t + 1, which ought to be what the token at t + 2 was asked.
-            known = next_moves & (t + 2 < length)
-            known = known & (tl.load(init_of + per_position + 2, mask=known, other=0) < 0)
-            every_part = tl.arange(0, PARTS)
-            flow_sums = tl.load(
-                sums + ((t + 1) * tl.cast(size, tl.int64) + rows[:, None]) * parts + every_part[None, :],
-                mask=known[:, None] & (every_part < parts)[None, :],
-                other=0.0,
-            )
-            missing = tl.load(token_cotangent + per_position + 2, mask=known, other=0.0) - tl.sum(flow_sums, 1)
             backed = tl.where(next_moves[:, None], backed + missing[:, None], 0.0)
-            message = tl.load(messages + (t + 1) * slot_size + at, mask=in_tile, other=0.0)
             if t >= 0:
                 within = t < length
                 ends = (t == length - 1) & in_batch
@@ -390,8 +395,6 @@ def backward_steps(
                 asked = tl.load(token_cotangent + per_position, mask=within, other=0.0)
                 value = backed + (asked - flow_sum)[:, None]
                 total = tl.load(scale + per_position, mask=within, other=0.0)
-                emission_at = per_position[:, None] * states + columns[None, :]
-                weight = tl.load(emission + emission_at, mask=in_tile, other=0.0)
                 tl.store(emission + emission_at, tl.where(within[:, None], message * value, 0.0), mask=in_tile)
                 moves = within & (total > 0)
                 moves = moves & (tl.load(init_of + per_position, mask=within, other=0) < 0)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Precision = Literal["bf16", "tf32", "highest"]
-"""What the GPU's matrix products read; sums are float32 whatever it is."""
+from vlhmm.precision import Precision
 
 # The logits that exist at one time, forward and backward, where no kernel takes the work.
 CHUNK_BYTES = 64 << 20
