@@ -15,14 +15,14 @@ test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 check: $(DEV_INSTALLED)
-	$(BIN)/ruff format --check vlhmm tests
-	$(BIN)/ruff check vlhmm tests
+	$(BIN)/ruff format --check vlhmm tests bench
+	$(BIN)/ruff check vlhmm tests bench
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(DEV_INSTALLED)
-	$(BIN)/ruff format vlhmm tests
-	$(BIN)/ruff check --fix vlhmm tests
+	$(BIN)/ruff format vlhmm tests bench
+	$(BIN)/ruff check --fix vlhmm tests bench
 
 clean:
 	rm -rf .venv

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Int
@@ -16,6 +18,7 @@ from torch import Tensor
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.score import score
 from vlhmm.models import Kept, Model
+from vlhmm.precision import Precision
 from vlhmm.tables import Belief
 from vlhmm.train_settings import TrainSettings
 
@@ -75,11 +78,12 @@ class Step:
             # Early on the average is short, so that it does not remember the random start.
             decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))
             self._average_weight.fill_(1 - decay)
-        if self._graphs is not None:
-            self._graphs.replay(fresh)
-        else:
-            self.make_gradients(fresh)
-            self.update()
+        with _products_in(self.model.settings.precision):
+            if self._graphs is not None:
+                self._graphs.replay(fresh)
+            else:
+                self.make_gradients(fresh)
+                self.update()
         self.count += 1
 
     def make_gradients(self, fresh: bool) -> None:
@@ -157,6 +161,17 @@ class Step:
 
 def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+@contextmanager
+def _products_in(precision: Precision) -> Iterator[None]:
+    """The networks' matrix products on a GPU: tf32 unless the highest precision is asked for."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "highest" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class _Graphs:

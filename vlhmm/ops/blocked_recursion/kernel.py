@@ -29,6 +29,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from vlhmm.ops.rounding.kernel import nearest_tf32
+
 # `do_not_specialize`: another number of positions is no reason to compile anew.
 
 # A quarter of float32's exponents is left as a margin above its smallest number.
@@ -95,6 +97,7 @@ def make_tiles(
     for first in range(0, WIDTH, BLOCK_H):
         left = tl.load(left_at + first, mask=row_in[:, None], other=0.0)
         right = tl.load(right_at + first, mask=column_in[None, :], other=0.0)
+        left, right = nearest_tf32(left, PRECISION), nearest_tf32(right, PRECISION)
         logits = tl.dot(left, right, logits, input_precision=PRECISION)
     logits += tl.load(barrier + target * K + column, mask=column_in, other=float("-inf"))[None, :]
     peak = tl.max(logits, axis=1)
@@ -409,5 +412,6 @@ def accumulate(
         d_logits = tile.to(tl.float32) * (leaving * toward)
         at = features + (other * K + column)[:, None] * WIDTH + feature[None, :]
         operand = tl.load(at, mask=column_in[:, None] & (feature < WIDTH)[None, :], other=0.0)
-        total = tl.dot(d_logits.to(operand.dtype), operand, total, input_precision=PRECISION)
+        d_logits = nearest_tf32(d_logits.to(operand.dtype), PRECISION)
+        total = tl.dot(d_logits, nearest_tf32(operand, PRECISION), total, input_precision=PRECISION)
     tl.atomic_add(gradient_at + group * K * H, total, mask=gradient_in, sem="relaxed")

@@ -22,6 +22,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from vlhmm.ops.rounding.kernel import nearest_tf32
+
 
 @triton.jit
 @no_type_check
@@ -142,6 +144,7 @@ def matrix_product(
         here = first + inner < states
         some_left = tl.load(left_at, mask=(rows < size)[:, None] & here[None, :], other=0.0)
         some_right = tl.load(right_at, mask=here[:, None] & (columns < states)[None, :], other=0.0)
+        some_left, some_right = nearest_tf32(some_left, INPUT_PRECISION), nearest_tf32(some_right, INPUT_PRECISION)
         result = tl.dot(some_left, some_right, result, input_precision=INPUT_PRECISION)
         left_at += INNER
         right_at += INNER * row_stride

@@ -1,0 +1,1 @@
+"""Rounding operands for the matrix units."""
