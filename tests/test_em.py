@@ -1,5 +1,6 @@
 """Baum-Welch over a corpus."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from vlhmm.cluster import one_block
 from vlhmm.em import EMSettings, em, em_training
 from vlhmm.models import scalar_hmm
 from vlhmm.train import StepEvent
-import itertools
 
 QUICK = EMSettings(iterations=8, batch_size=8, window=16)
 

@@ -75,5 +75,5 @@ def test_the_protocol_says_what_was_counted(corpus: vlhmm.Corpus) -> None:
 
 def test_a_text_of_another_vocabulary_is_refused() -> None:
     tokens = Tokens(np.array([1, 7], np.int64), np.array([0, 2], np.int64))
-    with pytest.raises(ValueError, match="token 7.*ends at 3"):
+    with pytest.raises(ValueError, match=r"token 7.*ends at 3"):
         evaluate(Uniform(4), tokens)

@@ -1,7 +1,8 @@
+import itertools
+
 import pytest
 
 from vlhmm.schedule import Plateau, planned_factor
-import itertools
 
 
 def test_the_rate_rises_then_falls_to_its_final_part() -> None:

@@ -1,0 +1,259 @@
+"""Emissions of a partition on a GPU, in six kernels; `launch.py` calls them.
+
+Words are taken in the order of the layout, where those of a group are side by side, in tiles of up to TILE_WORDS words of
+one group. For word x, state z of its group, cotangent g of log p:
+
+    make_logits   a program a tile   logit = word_x . emit_z + bias_x, and their log sum over the words of the tile
+    normalize     a program a tile   log p = logit - the log sum over the tiles of the group, in place
+    sum_tile      a program a tile   the sum of g over the words of the tile
+    make_d_logits a program a tile   dlogit = g - p sum of g over the group, and its sum over z: the gradient of bias_x
+    make_d_words  a program a tile   sum over z of dlogit emit_z
+    make_d_emit   a program a group  sum over x of dlogit word_x
+
+What a group needs of all its words goes through one number a tile and state: the programs share the work of a large group,
+and there are no atomics. Results stand in the words' own rows; `d_logits` alone stands in the order of the layout, since
+only the last two kernels read it. Pieces of K and H are further axes of the grids. Addresses are int64.
+
+`tiles` has five numbers a tile: group, first position in the layout, words, first tile of the group, end of its tiles.
+`spans` has three a group: group, first position, words.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+# The tiles of a group whose numbers are read at once.
+TILES = tl.constexpr(16)
+
+
+@triton.jit
+@no_type_check
+def operand(values, PRECISION: tl.constexpr):
+    """float32 or bf16 values as a matrix product reads them."""
+    if PRECISION == "bf16":
+        values = values.to(tl.bfloat16)
+    if PRECISION == "tf32":
+        # To nearest: the matrix units cut the last 13 bits off, which makes every product too small.
+        bits = values.to(tl.int32, bitcast=True)
+        values = ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
+    return values
+
+
+@triton.jit
+@no_type_check
+def make_logits(
+    emit,
+    words,
+    bias,
+    order,
+    tiles,
+    logits,
+    tile_log_sum,
+    K,
+    H,
+    WITH_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    group = tl.load(tiles + tile * 5).to(tl.int64)
+    first = tl.load(tiles + tile * 5 + 1)
+    count = tl.load(tiles + tile * 5 + 2)
+    row = tl.arange(0, TILE_WORDS)
+    state = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    feature = tl.arange(0, BLOCK_H)
+    row_in, state_in = row < count, state < K
+    word = tl.load(order + first + row, mask=row_in, other=0).to(tl.int64)
+    words_at = words + word[:, None] * H + feature[None, :]
+    emit_at = emit + (group * K + state)[:, None] * H + feature[None, :]
+    total = tl.zeros((TILE_WORDS, BLOCK_K), dtype=tl.float32)
+    for begin in range(0, H, BLOCK_H):
+        feature_in = (begin + feature < H)[None, :]
+        left = tl.load(words_at + begin, mask=row_in[:, None] & feature_in, other=0.0)
+        right = tl.load(emit_at + begin, mask=state_in[:, None] & feature_in, other=0.0)
+        left, right = operand(left, PRECISION), operand(right, PRECISION)
+        total = tl.dot(left, tl.trans(right), total, input_precision=PRODUCT)
+    if WITH_BIAS:
+        total += tl.load(bias + word, mask=row_in, other=0.0)[:, None]
+    tl.store(logits + word[:, None] * K + state[None, :], total, mask=row_in[:, None] & state_in[None, :])
+    # A tile has a word, so the peak is finite.
+    total = tl.where(row_in[:, None], total, float("-inf"))
+    peak = tl.max(total, axis=0)
+    log_sum = peak + tl.log(tl.sum(tl.exp(total - peak[None, :]), axis=0))
+    tl.store(tile_log_sum + tile * K + state, log_sum, mask=state_in)
+
+
+@triton.jit
+@no_type_check
+def normalize(logits, order, tiles, tile_log_sum, K, TILE_WORDS: tl.constexpr, BLOCK_K: tl.constexpr):
+    tile = tl.program_id(0).to(tl.int64)
+    first = tl.load(tiles + tile * 5 + 1)
+    count = tl.load(tiles + tile * 5 + 2)
+    first_tile = tl.load(tiles + tile * 5 + 3)
+    end_tile = tl.load(tiles + tile * 5 + 4)
+    row = tl.arange(0, TILE_WORDS)
+    state = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    row_in, state_in = row < count, state < K
+    # Asked for before the loop, which then runs while they come.
+    word = tl.load(order + first + row, mask=row_in, other=0).to(tl.int64)
+    inside = row_in[:, None] & state_in[None, :]
+    logits_at = logits + word[:, None] * K + state[None, :]
+    logit = tl.load(logits_at, mask=inside, other=0.0)
+    peak = tl.full((BLOCK_K,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    for begin in range(first_tile, end_tile, TILES):
+        other = begin.to(tl.int64) + tl.arange(0, TILES)
+        at = tile_log_sum + other[:, None] * K + state[None, :]
+        # The padding of K reads 0 from the first tile, so that its peak, which nobody uses, is finite too.
+        beyond = tl.where((other == begin)[:, None] & (state >= K)[None, :], 0.0, float("-inf"))
+        log_sum = tl.load(at, mask=(other < end_tile)[:, None] & state_in[None, :], other=beyond)
+        new_peak = tl.maximum(peak, tl.max(log_sum, axis=0))
+        total = total * tl.exp(peak - new_peak) + tl.sum(tl.exp(log_sum - new_peak[None, :]), axis=0)
+        peak = new_peak
+    tl.store(logits_at, logit - (peak + tl.log(total))[None, :], mask=inside)
+
+
+@triton.jit
+@no_type_check
+def sum_tile(grad, order, tiles, tile_sum, K, TILE_WORDS: tl.constexpr, BLOCK_K: tl.constexpr):
+    tile = tl.program_id(0).to(tl.int64)
+    first = tl.load(tiles + tile * 5 + 1)
+    count = tl.load(tiles + tile * 5 + 2)
+    row = tl.arange(0, TILE_WORDS)
+    state = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    row_in, state_in = row < count, state < K
+    word = tl.load(order + first + row, mask=row_in, other=0).to(tl.int64)
+    at = grad + word[:, None] * K + state[None, :]
+    value = tl.load(at, mask=row_in[:, None] & state_in[None, :], other=0.0)
+    tl.store(tile_sum + tile * K + state, tl.sum(value, axis=0), mask=state_in)
+
+
+@triton.jit
+@no_type_check
+def make_d_logits(
+    grad,
+    log_prob,
+    order,
+    tiles,
+    tile_sum,
+    d_logits,
+    d_bias,
+    K,
+    WITH_BIAS: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    first = tl.load(tiles + tile * 5 + 1)
+    count = tl.load(tiles + tile * 5 + 2)
+    first_tile = tl.load(tiles + tile * 5 + 3)
+    end_tile = tl.load(tiles + tile * 5 + 4)
+    row = tl.arange(0, TILE_WORDS)
+    position = first.to(tl.int64) + row
+    row_in = row < count
+    word = tl.load(order + position, mask=row_in, other=0).to(tl.int64)
+    row_sum = tl.zeros((TILE_WORDS,), dtype=tl.float32)
+    # All of K in one program, which owns the word's bias.
+    for begin_k in range(0, K, BLOCK_K):
+        state = begin_k + tl.arange(0, BLOCK_K)
+        state_in = state < K
+        inside = row_in[:, None] & state_in[None, :]
+        at = word[:, None] * K + state[None, :]
+        g = tl.load(grad + at, mask=inside, other=0.0)
+        prob = tl.exp(tl.load(log_prob + at, mask=inside, other=float("-inf")))
+        group_sum = tl.zeros((BLOCK_K,), dtype=tl.float32)
+        for begin in range(first_tile, end_tile, TILES):
+            other = begin.to(tl.int64) + tl.arange(0, TILES)
+            sums_in = (other < end_tile)[:, None] & state_in[None, :]
+            sums = tl.load(tile_sum + other[:, None] * K + state[None, :], mask=sums_in, other=0.0)
+            group_sum += tl.sum(sums, axis=0)
+        value = g - prob * group_sum[None, :]
+        row_sum += tl.sum(value, axis=1)
+        to = d_logits + position[:, None] * K + state[None, :]
+        tl.store(to, value.to(d_logits.dtype.element_ty), mask=inside)
+    if WITH_BIAS:
+        tl.store(d_bias + word, row_sum, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def make_d_words(
+    d_logits,
+    emit,
+    order,
+    tiles,
+    d_words,
+    K,
+    H,
+    PRECISION: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    group = tl.load(tiles + tile * 5).to(tl.int64)
+    first = tl.load(tiles + tile * 5 + 1)
+    count = tl.load(tiles + tile * 5 + 2)
+    row = tl.arange(0, TILE_WORDS)
+    position = first.to(tl.int64) + row
+    state = tl.arange(0, BLOCK_K)
+    feature = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    row_in, feature_in = row < count, feature < H
+    word = tl.load(order + position, mask=row_in, other=0).to(tl.int64)
+    d_logits_at = d_logits + position[:, None] * K + state[None, :]
+    emit_at = emit + (group * K + state)[:, None] * H + feature[None, :]
+    total = tl.zeros((TILE_WORDS, BLOCK_H), dtype=tl.float32)
+    for begin in range(0, K, BLOCK_K):
+        state_in = begin + state < K
+        left = tl.load(d_logits_at + begin, mask=row_in[:, None] & state_in[None, :], other=0.0)
+        right = tl.load(emit_at + begin.to(tl.int64) * H, mask=state_in[:, None] & feature_in[None, :], other=0.0)
+        left, right = operand(left, PRECISION), operand(right, PRECISION)
+        total = tl.dot(left, right, total, input_precision=PRODUCT)
+    tl.store(d_words + word[:, None] * H + feature[None, :], total, mask=row_in[:, None] & feature_in[None, :])
+
+
+@triton.jit
+@no_type_check
+def make_d_emit(
+    d_logits,
+    words,
+    order,
+    spans,
+    d_emit,
+    K,
+    H,
+    PRECISION: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    STEP_WORDS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """The largest groups come first in `spans`: none of them is begun last. A group without words gets zeros."""
+    span = tl.program_id(0).to(tl.int64)
+    group = tl.load(spans + span * 3).to(tl.int64)
+    first = tl.load(spans + span * 3 + 1).to(tl.int64)
+    count = tl.load(spans + span * 3 + 2)
+    state = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    feature = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    row = tl.arange(0, STEP_WORDS)
+    state_in, feature_in = state < K, feature < H
+    total = tl.zeros((BLOCK_K, BLOCK_H), dtype=tl.float32)
+    for begin in range(0, count, STEP_WORDS):
+        row_in = begin + row < count
+        position = first + begin + row
+        word = tl.load(order + position, mask=row_in, other=0).to(tl.int64)
+        d_logits_at = d_logits + position[:, None] * K + state[None, :]
+        left = tl.load(d_logits_at, mask=row_in[:, None] & state_in[None, :], other=0.0)
+        words_at = words + word[:, None] * H + feature[None, :]
+        right = tl.load(words_at, mask=row_in[:, None] & feature_in[None, :], other=0.0)
+        left, right = operand(left, PRECISION), operand(right, PRECISION)
+        total = tl.dot(tl.trans(left), right, total, input_precision=PRODUCT)
+    to = d_emit + (group * K + state)[:, None] * H + feature[None, :]
+    tl.store(to, total, mask=state_in[:, None] & feature_in[None, :])
