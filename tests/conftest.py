@@ -9,7 +9,7 @@ import torch
 from jaxtyping import install_import_hook
 
 # Must come before the first import of vlhmm: only modules loaded after it have their shapes checked.
-# A GPU machine may lack beartype; CI never does, since it is a development dependency.
+# Where only the GPU tests run beartype may be missing; CI always has it, as a development dependency.
 if importlib.util.find_spec("beartype"):
     install_import_hook("vlhmm", "beartype.beartype")
 

@@ -66,8 +66,12 @@ def posterior(tables: Tables, batch: Batch, belief: Belief | None = None, window
             from_emission, from_previous = torch.autograd.grad(
                 outputs, (log_emission, log_previous), (torch.ones_like(outputs[0]), last_cotangent[rows])
             )
-        probs[rows, first : first + part.num_positions] = from_emission
-        last_cotangent[rows] = from_previous
+        if len(parts) == 1:
+            # Copying a large tensor costs as much as many steps of the recursion.
+            probs = from_emission
+        else:
+            probs[rows, first : first + part.num_positions] = from_emission
+            last_cotangent[rows] = from_previous
     # Rounding may leave -1e-9 where a state is impossible.
     return Posterior(probs.clamp_(min=0), tables.support.states_of(batch.tokens), tables.num_states)
 
@@ -115,7 +119,7 @@ def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor,
             allow_unused=True,
         )
     counts = (
-        torch.zeros_like(leaf) if gradient is None else gradient.clamp(min=0)
+        torch.zeros_like(leaf) if gradient is None else gradient.clamp_(min=0)
         for gradient, leaf in zip(gradients, (start, transition, emission), strict=True)
     )
     return Counts(*counts), token_log_probs.detach()

@@ -121,8 +121,9 @@ class TableHead(nn.Module):
 class FactoredEmission(nn.Module):
     """log p(x | z) = word_x . emit_z + bias_x, normalised over the words that z can emit."""
 
-    def __init__(self, num_words: int, dim: int, bias: bool) -> None:
+    def __init__(self, num_words: int, dim: int, bias: bool, precision: Precision) -> None:
         super().__init__()
+        self.precision = precision
         self.words = skip_init(nn.Linear, dim, num_words, bias=bias)
 
     def forward(
@@ -132,7 +133,7 @@ class FactoredEmission(nn.Module):
         support: Support,
         layout: WordLayout | None,
     ) -> Float[Tensor, "X K"]:
-        return log_emission(features, self.words.weight, self.words.bias, support, layout)
+        return log_emission(features, self.words.weight, self.words.bias, support, layout, precision=self.precision)
 
 
 class ScalarEmission(nn.Module):

@@ -74,7 +74,9 @@ class Model(nn.Module):
         if scalar:
             self.emission = ScalarEmission(support.num_words, support.states_per_word)
         else:
-            self.emission = FactoredEmission(support.num_words, settings.dim, settings.emission_bias)
+            self.emission = FactoredEmission(
+                support.num_words, settings.dim, settings.emission_bias, settings.precision
+            )
         initialise(self, settings, generator)
 
     def _lay_out(self) -> None:
@@ -82,12 +84,16 @@ class Model(nn.Module):
         support = self.support
         layout = word_layout(support.group_of_word, support.num_groups)
         emitting = emitting_states(support)
-        self._bucket_shapes = layout.shapes
+        self._bucket_shapes, self._tile_words = layout.shapes, layout.tile_words
         self.register_buffer("_bucket_words", layout.words, persistent=False)
         self.register_buffer("_bucket_groups", layout.groups, persistent=False)
+        self.register_buffer("_word_tiles", layout.tiles, persistent=False)
+        self.register_buffer("_group_spans", layout.spans, persistent=False)
         self.register_buffer("_emitting", None if emitting.all() else emitting, persistent=False)
         self._bucket_words: Tensor
         self._bucket_groups: Tensor
+        self._word_tiles: Tensor
+        self._group_spans: Tensor
         self._emitting: Tensor | None
 
     @property
@@ -172,7 +178,14 @@ class Model(nn.Module):
         return None if self._emitting is None else rows(self._emitting, states)
 
     def _layout(self) -> WordLayout:
-        return WordLayout(self._bucket_words, self._bucket_groups, self._bucket_shapes)
+        return WordLayout(
+            self._bucket_words,
+            self._bucket_groups,
+            self._bucket_shapes,
+            self._word_tiles,
+            self._group_spans,
+            self._tile_words,
+        )
 
     def _check_partition(self) -> None:
         if not self._partition:

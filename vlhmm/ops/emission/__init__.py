@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from vlhmm.ops.emission.blocked import blocked_log_emission, blocked_log_softmax
 from vlhmm.ops.emission.layout import WordLayout, word_layout
 from vlhmm.ops.emission.scattered import scattered_log_softmax, scattered_logits
+from vlhmm.precision import Precision
 from vlhmm.tables import Support
 
 __all__ = ["WordLayout", "emitting_states", "log_emission", "normalize_over_words", "word_layout"]
@@ -20,12 +23,20 @@ def log_emission(
     bias: Float[Tensor, " X"] | None,
     support: Support,
     layout: WordLayout | None = None,
+    *,
+    precision: Precision = "bf16",
 ) -> Float[Tensor, "X K"]:
     """emit_z . word_x + bias_x, normalised over the words that z can emit: log p(x | z) for x's own z.
 
-    `layout` is `word_layout` of the same groups: whoever calls often keeps one.
+    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products of a partition read
+    their operands in `precision`; elsewhere, and in float64, they are made in the operands' own.
     """
     if support.partition and support.num_groups > 1:
+        if _kernels_take(emit, words, bias):
+            # Triton is needed here alone.
+            from vlhmm.ops.emission.launch import tiled_log_emission
+
+            return tiled_log_emission(emit, words, bias, layout or _layout(support), precision)
         blocks = emit.view(support.num_groups, support.states_per_word, emit.shape[1])
         return blocked_log_emission(blocks, words, bias, layout or _layout(support))
     if support.partition:
@@ -59,3 +70,13 @@ def emitting_states(support: Support) -> Bool[Tensor, " Z"]:
 
 def _layout(support: Support) -> WordLayout:
     return word_layout(support.group_of_word, support.num_groups)
+
+
+def _kernels_take(emit: Tensor, words: Tensor, bias: Tensor | None) -> bool:
+    return (
+        emit.is_cuda
+        and all(operand is None or operand.dtype == torch.float32 for operand in (emit, words, bias))
+        and min(emit.numel(), words.numel()) > 0
+        and torch.cuda.get_device_capability(emit.device) >= (8, 0)
+        and find_spec("triton") is not None
+    )

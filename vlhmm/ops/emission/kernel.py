@@ -4,9 +4,9 @@ Words are taken in the order of the layout, where those of a group are side by s
 one group. For word x, state z of its group, cotangent g of log p:
 
     make_logits   a program a tile   logit = word_x . emit_z + bias_x, and their log sum over the words of the tile
-    normalize     a program a tile   log p = logit - the log sum over the tiles of the group, in place
+    normalize     part of a tile     log p = logit - the log sum over the tiles of the group, in place
     sum_tile      a program a tile   the sum of g over the words of the tile
-    make_d_logits a program a tile   dlogit = g - p sum of g over the group, and its sum over z: the gradient of bias_x
+    make_d_logits part of a tile     dlogit = g - p sum of g over the group, and its sum over z: the gradient of bias_x
     make_d_words  a program a tile   sum over z of dlogit emit_z
     make_d_emit   a program a group  sum over x of dlogit word_x
 
@@ -25,6 +25,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from vlhmm.ops.rounding.kernel import nearest_tf32
+
 # The tiles of a group whose numbers are read at once.
 TILES = tl.constexpr(16)
 
@@ -35,11 +37,7 @@ def operand(values, PRECISION: tl.constexpr):
     """float32 or bf16 values as a matrix product reads them."""
     if PRECISION == "bf16":
         values = values.to(tl.bfloat16)
-    if PRECISION == "tf32":
-        # To nearest: the matrix units cut the last 13 bits off, which makes every product too small.
-        bits = values.to(tl.int32, bitcast=True)
-        values = ((bits + 4096) & -8192).to(tl.float32, bitcast=True)
-    return values
+    return nearest_tf32(values, PRECISION)
 
 
 @triton.jit
@@ -91,14 +89,16 @@ def make_logits(
 
 @triton.jit
 @no_type_check
-def normalize(logits, order, tiles, tile_log_sum, K, TILE_WORDS: tl.constexpr, BLOCK_K: tl.constexpr):
+def normalize(logits, order, tiles, tile_log_sum, K, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     tile = tl.program_id(0).to(tl.int64)
     first = tl.load(tiles + tile * 5 + 1)
     count = tl.load(tiles + tile * 5 + 2)
     first_tile = tl.load(tiles + tile * 5 + 3)
     end_tile = tl.load(tiles + tile * 5 + 4)
-    row = tl.arange(0, TILE_WORDS)
-    state = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    if tl.program_id(1) * ROWS >= count:
+        return
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    state = tl.program_id(2) * BLOCK_K + tl.arange(0, BLOCK_K)
     row_in, state_in = row < count, state < K
     # Asked for before the loop, which then runs while they come.
     word = tl.load(order + first + row, mask=row_in, other=0).to(tl.int64)
@@ -108,7 +108,7 @@ def normalize(logits, order, tiles, tile_log_sum, K, TILE_WORDS: tl.constexpr, B
     peak = tl.full((BLOCK_K,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_K,), dtype=tl.float32)
     for begin in range(first_tile, end_tile, TILES):
-        other = begin.to(tl.int64) + tl.arange(0, TILES)
+        other = (begin + tl.arange(0, TILES)).to(tl.int64)
         at = tile_log_sum + other[:, None] * K + state[None, :]
         # The padding of K reads 0 from the first tile, so that its peak, which nobody uses, is finite too.
         beyond = tl.where((other == begin)[:, None] & (state >= K)[None, :], 0.0, float("-inf"))
@@ -146,7 +146,7 @@ def make_d_logits(
     d_bias,
     K,
     WITH_BIAS: tl.constexpr,
-    TILE_WORDS: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     tile = tl.program_id(0).to(tl.int64)
@@ -154,11 +154,13 @@ def make_d_logits(
     count = tl.load(tiles + tile * 5 + 2)
     first_tile = tl.load(tiles + tile * 5 + 3)
     end_tile = tl.load(tiles + tile * 5 + 4)
-    row = tl.arange(0, TILE_WORDS)
+    if tl.program_id(1) * ROWS >= count:
+        return
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     position = first.to(tl.int64) + row
     row_in = row < count
     word = tl.load(order + position, mask=row_in, other=0).to(tl.int64)
-    row_sum = tl.zeros((TILE_WORDS,), dtype=tl.float32)
+    row_sum = tl.zeros((ROWS,), dtype=tl.float32)
     # All of K in one program, which owns the word's bias.
     for begin_k in range(0, K, BLOCK_K):
         state = begin_k + tl.arange(0, BLOCK_K)
@@ -169,7 +171,7 @@ def make_d_logits(
         prob = tl.exp(tl.load(log_prob + at, mask=inside, other=float("-inf")))
         group_sum = tl.zeros((BLOCK_K,), dtype=tl.float32)
         for begin in range(first_tile, end_tile, TILES):
-            other = begin.to(tl.int64) + tl.arange(0, TILES)
+            other = (begin + tl.arange(0, TILES)).to(tl.int64)
             sums_in = (other < end_tile)[:, None] & state_in[None, :]
             sums = tl.load(tile_sum + other[:, None] * K + state[None, :], mask=sums_in, other=0.0)
             group_sum += tl.sum(sums, axis=0)
@@ -208,12 +210,12 @@ def make_d_words(
     row_in, feature_in = row < count, feature < H
     word = tl.load(order + position, mask=row_in, other=0).to(tl.int64)
     d_logits_at = d_logits + position[:, None] * K + state[None, :]
-    emit_at = emit + (group * K + state)[:, None] * H + feature[None, :]
     total = tl.zeros((TILE_WORDS, BLOCK_H), dtype=tl.float32)
     for begin in range(0, K, BLOCK_K):
         state_in = begin + state < K
         left = tl.load(d_logits_at + begin, mask=row_in[:, None] & state_in[None, :], other=0.0)
-        right = tl.load(emit_at + begin.to(tl.int64) * H, mask=state_in[:, None] & feature_in[None, :], other=0.0)
+        emit_at = emit + (group * K + begin + state)[:, None] * H + feature[None, :]
+        right = tl.load(emit_at, mask=state_in[:, None] & feature_in[None, :], other=0.0)
         left, right = operand(left, PRECISION), operand(right, PRECISION)
         total = tl.dot(left, right, total, input_precision=PRODUCT)
     tl.store(d_words + word[:, None] * H + feature[None, :], total, mask=row_in[:, None] & feature_in[None, :])

@@ -1,4 +1,4 @@
-"""Words in an order in which all groups of one size make one batched product, without padding."""
+"""Words in an order in which all groups of one size make one batched product, without padding; and cut into tiles."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ class WordLayout:
     """The groups that have words, in the order of `words`."""
     shapes: tuple[tuple[int, int], ...]
     """(number of groups, words in each), in the order of `words`."""
+    tiles: Int[Tensor, "N 5"]
+    """Stretches of `words` within a group, for the GPU: group, first position, words, and the group's first tile and their
+    end."""
+    spans: Int[Tensor, "M 3"]
+    """Every group, the largest first, those without words too: group, first position, words."""
+    tile_words: int
+    """The most words of a tile."""
 
     def buckets_of_words(self, per_word: Float[Tensor, "X W"]) -> Iterator[Float[Tensor, "n w W"]]:
         """For each size w the n groups of that size, as views of a tensor in the order of `words`."""
@@ -39,7 +46,7 @@ class WordLayout:
             first += groups
 
 
-def word_layout(group_of_word: Int[Tensor, " X"], num_groups: int) -> WordLayout:
+def word_layout(group_of_word: Int[Tensor, " X"], num_groups: int, tile_words: int | None = None) -> WordLayout:
     sizes = torch.bincount(group_of_word, minlength=num_groups)
     groups = sizes.argsort(stable=True)
     groups = groups[sizes[groups] > 0]
@@ -47,4 +54,29 @@ def word_layout(group_of_word: Int[Tensor, " X"], num_groups: int) -> WordLayout
     by_group = group_of_word.argsort(stable=True)
     words = by_group[sizes[group_of_word[by_group]].argsort(stable=True)]
     distinct, counts = sizes[groups].unique_consecutive(return_counts=True)
-    return WordLayout(words, groups, tuple(zip(counts.tolist(), distinct.tolist(), strict=True)))
+    shapes = tuple(zip(counts.tolist(), distinct.tolist(), strict=True))
+    if tile_words is None:
+        # A tile is as tall for one word as for many: small groups want small ones.
+        tile_words = 64 if words.shape[0] >= 32 * groups.shape[0] else 16
+    return WordLayout(
+        words, groups, shapes, _tiles(groups, sizes[groups], tile_words), _spans(groups, sizes), tile_words
+    )
+
+
+def _tiles(groups: Int[Tensor, " G"], sizes: Int[Tensor, " G"], tile_words: int) -> Int[Tensor, "N 5"]:
+    tiles_of_group = (sizes + tile_words - 1) // tile_words
+    end_tile = tiles_of_group.cumsum(0)
+    first_tile = end_tile - tiles_of_group
+    entry = torch.arange(groups.shape[0], device=groups.device).repeat_interleave(tiles_of_group)
+    # The words of the group that stand in the tiles before.
+    before = (torch.arange(entry.shape[0], device=groups.device) - first_tile[entry]) * tile_words
+    first_position = (sizes.cumsum(0) - sizes)[entry] + before
+    count = (sizes[entry] - before).clamp(max=tile_words)
+    return torch.stack([groups[entry], first_position, count, first_tile[entry], end_tile[entry]], dim=1).int()
+
+
+def _spans(groups: Int[Tensor, " G"], sizes: Int[Tensor, " M"]) -> Int[Tensor, "M 3"]:
+    first_position = torch.zeros_like(sizes)
+    first_position[groups] = sizes[groups].cumsum(0) - sizes[groups]
+    largest_first = sizes.argsort(descending=True, stable=True)
+    return torch.stack([largest_first, first_position[largest_first], sizes[largest_first]], dim=1).int()

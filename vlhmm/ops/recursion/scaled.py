@@ -3,11 +3,13 @@
 The gradient is written by hand. With alpha_t the filtered probabilities, u_t = (alpha_t-1 A) e_t the joint before it is
 normalised, c_t its sum, g_t = dL / dlog c_t, and Q_t = dL / dlog u_t (for L = log p(x) the posterior of z_t):
 
-    r_t   = (Q_t / alpha_t) e_t / c_t                      dL / dlog A[z, z'] = alpha_t-1(z) A[z, z'] r_t(z')
-    F_t-1 = alpha_t-1 (A r_t)                              dL / dlog e_t      = Q_t
-    Q_t-1 = F_t-1 + alpha_t-1 (g_t-1 - sum of F_t-1)
+    v_t = b_t + (g_t - sum of alpha_t b_t)                 dL / dlog e_t      = Q_t = alpha_t v_t
+    r_t = v_t e_t / c_t, 0 where alpha_t is                dL / dlog A[z, z'] = alpha_t-1(z) A[z, z'] r_t(z')
+    b_t-1 = A r_t
 
-Q and F are bounded, so nothing overflows however long the text, and only alpha and c are kept for the way back.
+Q is bounded, so nothing overflows however long the text, and only alpha and c are kept for the way back.
+
+Positions are taken one by one, so whatever has a (B, T, K) lies in memory with T first, and loops write in place.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Scaled:
     inits: Float[Tensor, "I K"]
     tiles: Float[Tensor, "U K K"]
     emission: Float[Tensor, "B T K"]
+    """In memory as `by_position` has it."""
     log_shift: Float[Tensor, "B T"]
     """What the shifts took from log c_t."""
 
@@ -45,15 +48,26 @@ class Run:
     """A probability that matters may have been too small for its type."""
 
 
+def by_position(factors: Factors) -> Float[Tensor, "B T K"]:
+    """Room for one number per sequence, position and state.
+
+    With one tile a position is a K x B matrix in memory: a CPU multiplies a large matrix by few columns a third faster than
+    few rows by a large matrix. With many tiles each sequence has a product of its own, and its states lie together.
+    """
+    order = (1, 2, 0) if factors.log_tiles.shape[0] == 1 else (1, 0, 2)
+    emission = factors.log_emission
+    return torch.empty_permuted(emission.shape, order, dtype=emission.dtype, device=emission.device)
+
+
 def scale(factors: Factors) -> Scaled:
-    def shifted_exp(log_values: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+    def shifted_exp(log_values: Tensor, dims: list[int], out: Tensor) -> tuple[Tensor, Tensor]:
         peak = log_values.amax(dims, keepdim=True)
         peak = torch.where(peak.isinf(), 0.0, peak)
-        return (log_values - peak).exp_(), peak.squeeze(dims)
+        return torch.sub(log_values, peak, out=out).exp_(), peak.squeeze(dims)
 
-    inits, init_peak = shifted_exp(factors.log_inits, [1])
-    tiles, tile_peak = shifted_exp(factors.log_tiles, [1, 2])
-    emission, emission_peak = shifted_exp(factors.log_emission, [2])
+    inits, init_peak = shifted_exp(factors.log_inits, [1], torch.empty_like(factors.log_inits))
+    tiles, tile_peak = shifted_exp(factors.log_tiles, [1, 2], torch.empty_like(factors.log_tiles))
+    emission, emission_peak = shifted_exp(factors.log_emission, [2], by_position(factors))
     transition_peak = tile_peak[factors.tile_of]
     if factors.log_inits.shape[0]:
         begin_peak = init_peak[factors.init_of.clamp(min=0)]
@@ -74,47 +88,50 @@ class Steps:
         self.shortest = int(factors.lengths.min())
 
 
-def moved(
+def move(
     messages: Float[Tensor, "B K"],
     tiles: Float[Tensor, "U K J"],
     tile_of: Int[Tensor, " B"],
     common_tile: int,
-) -> Float[Tensor, "B J"]:
+    out: Float[Tensor, "B J"],
+) -> None:
     """messages @ tile, for each sequence its own tile."""
     if common_tile >= 0:
-        return messages @ tiles[common_tile]
-    return torch.bmm(messages[:, None], tiles[tile_of])[:, 0]
+        torch.mm(messages, tiles[common_tile], out=out)
+    else:
+        torch.bmm(messages[:, None], tiles[tile_of], out=out[:, None])
 
 
 def forward(factors: Factors, scaled: Scaled) -> Run:
     steps = Steps(factors)
-    alpha = torch.empty_like(factors.log_emission)
-    totals = torch.empty_like(scaled.log_shift)
-    message = factors.log_previous.exp()
-    alive = factors.begins_alive()[:, None].to(message.dtype)
-    for t in range(factors.num_positions):
-        predicted = message
+    # Where messages are columns, the tile must lie in memory with its target states first.
+    tiles = scaled.tiles.mT.contiguous().mT if scaled.tiles.shape[0] == 1 else scaled.tiles
+    alpha = by_position(factors)
+    totals = alpha.new_empty(factors.num_positions, alpha.shape[0], 1)
+    tiny = torch.finfo(alpha.dtype).tiny
+    message, alive = factors.log_previous.exp(), factors.begins_alive()[:, None]
+    each_position = zip(alpha.unbind(1), scaled.emission.unbind(1), totals, strict=True)
+    for t, (joint, emission, total) in enumerate(each_position):
         if not steps.all_begun[t]:
-            predicted = moved(message, scaled.tiles, factors.tile_of[:, t], steps.common_tile[t])
+            move(message, tiles, factors.tile_of[:, t], steps.common_tile[t], out=joint)
         if steps.any_begun[t]:
             init_of = factors.init_of[:, t]
             # What has once become impossible stays so, also when the states begin anew.
             begun = scaled.inits[init_of.clamp(min=0)] * alive
-            predicted = torch.where(init_of[:, None] >= 0, begun, predicted)
-        joint = predicted * scaled.emission[:, t]
-        total = joint.sum(1, keepdim=True)
-        following = joint / torch.where(total > 0, total, 1.0)
+            joint.copy_(torch.where(init_of[:, None] >= 0, begun, joint))
+        joint.mul_(emission)
+        torch.sum(joint, 1, keepdim=True, out=total)
+        # A total beneath `tiny` is 0, and so is the message then, or suspect.
+        joint.div_(total.clamp(min=tiny))
         if t >= steps.shortest:
             within_length = (t < factors.lengths)[:, None]
-            following = torch.where(within_length, following, message)
-            total = torch.where(within_length, total, 1.0)
-        message = following
-        alive = alive * (total > 0)
-        alpha[:, t] = message
-        totals[:, t] = total[:, 0]
+            joint.copy_(torch.where(within_length, joint, message))
+            total.masked_fill_(~within_length, 1.0)
+        message, alive = joint, total > 0
+    scale = totals[:, :, 0].T
     within = factors.within()
-    token_log_probs = torch.where(within, totals.log() + scaled.log_shift, 0.0)
-    return Run(token_log_probs, alpha, totals, _suspect(factors, scaled, alpha, totals, within))
+    token_log_probs = torch.where(within, scale.log() + scaled.log_shift, 0.0)
+    return Run(token_log_probs, alpha, scale, _suspect(factors, scaled, alpha, scale, within))
 
 
 def _suspect(
@@ -131,7 +148,7 @@ def _suspect(
     # A quarter of the exponents is left as a margin above the smallest number.
     tiny = torch.finfo(totals.dtype).tiny ** 0.75
     suspect: Tensor = ((totals < tiny) & within).any(1)
-    if bool((scaled.tiles == 0).any()):
+    if scaled.tiles.numel() and bool(scaled.tiles.amin() == 0):
         fading = ((alpha > 0) & (alpha < tiny)).any(2) & within
         previous = factors.log_previous.exp()
         vanished = (previous < tiny) & (factors.log_previous > -torch.inf)
@@ -154,38 +171,56 @@ def backward(
     totals: Float[Tensor, "B T"],
     token_cotangent: Float[Tensor, "B T"],
     last_cotangent: Float[Tensor, "B K"],
+    *,
+    tile_gradient: bool = True,
 ) -> Gradient:
-    """The vector-Jacobian product, for cotangents of the log-probabilities of the tokens and of the last state."""
+    """The vector-Jacobian product, for cotangents of the log-probabilities of the tokens and of the last state.
+
+    Without `tile_gradient` that of the tiles is left empty: posteriors need no product of all positions.
+    """
     steps = Steps(factors)
-    posterior = torch.empty_like(alpha)
-    ratio = torch.zeros_like(alpha)
+    tiny = torch.finfo(alpha.dtype).tiny
     tiles_back = scaled.tiles.mT
-    previous = factors.log_previous.exp()
-    flow = last_cotangent
-    for t in range(factors.num_positions - 1, -1, -1):
-        here = alpha[:, t]
-        q = flow + here * (token_cotangent[:, t, None] - flow.sum(1, keepdim=True))
-        reached = here > 0
-        r = torch.where(reached, q / torch.where(reached, here, 1.0), 0.0)
-        total = totals[:, t, None]
-        r = r * scaled.emission[:, t] / torch.where(total > 0, total, 1.0)
-        if steps.any_begun[t]:
-            r = torch.where(factors.init_of[:, t, None] >= 0, 0.0, r)
-        before = alpha[:, t - 1] if t else previous
-        following_flow = torch.zeros_like(flow)
-        if not steps.all_begun[t]:
-            following_flow = before * moved(r, tiles_back, factors.tile_of[:, t], steps.common_tile[t])
+    moves = (factors.within() & (factors.init_of < 0))[:, :, None]
+    # e / c where the state was reached: the loop makes r of it.
+    ratio = torch.div(scaled.emission, totals.clamp(min=tiny)[:, :, None], out=by_position(factors))
+    ratio.masked_fill_(alpha <= 0, 0.0)
+    values = by_position(factors)
+    flow, flow_sum = torch.empty_like(values[:, 0]), token_cotangent.new_empty(token_cotangent.shape[0], 1)
+    # Past the length alpha stays that of the last position, so there this is what the last state was asked for.
+    ends = (last_cotangent / alpha[:, -1].clamp(min=tiny)).masked_fill_(alpha[:, -1] <= 0, 0.0)
+    ratios, alphas, all_values = ratio.unbind(1), alpha.unbind(1), values.unbind(1)
+
+    def came_back(t: int, out: Tensor) -> None:
+        """A r_t, or past the length what its last state was asked for."""
+        if t < factors.num_positions and not steps.all_begun[t]:
+            move(ratios[t], tiles_back, factors.tile_of[:, t], steps.common_tile[t], out=out)
+        else:
+            out.zero_()
         if t >= steps.shortest:
-            within = (t < factors.lengths)[:, None]
-            q = torch.where(within, q, 0.0)
-            r = torch.where(within, r, 0.0)
-            following_flow = torch.where(within, following_flow, flow)
-        flow = following_flow
-        posterior[:, t] = q
-        ratio[:, t] = r
-    before = torch.cat([previous[:, None], alpha[:, :-1]], dim=1)
-    tile_gradient = _sum_of_outer_products(before, ratio, factors.tile_of, scaled.tiles.shape[0], steps)
-    return Gradient(flow, _init_gradient(factors, posterior), tile_gradient.mul_(scaled.tiles), posterior)
+            out.copy_(torch.where((t < factors.lengths)[:, None], out, ends))
+
+    for t in range(factors.num_positions - 1, -1, -1):
+        value, r = all_values[t], ratios[t]
+        came_back(t + 1, out=value)
+        torch.mul(alphas[t], value, out=flow)
+        torch.sum(flow, 1, keepdim=True, out=flow_sum)
+        value.add_(token_cotangent[:, t, None] - flow_sum)
+        r.mul_(value)
+        if steps.any_begun[t] or t >= steps.shortest:
+            r.mul_(moves[:, t])
+    came_back(0, out=flow)
+    previous = factors.log_previous.exp()
+    # As the caller has the emission, not by position.
+    posterior = torch.mul(values, alpha, out=torch.empty_like(alpha, memory_format=torch.contiguous_format))
+    if steps.shortest < factors.num_positions:
+        posterior.mul_(factors.within()[:, :, None])
+    from_tiles = scaled.tiles.new_empty(0, *scaled.tiles.shape[1:])
+    if tile_gradient:
+        before = torch.cat([previous[:, None], alpha[:, :-1]], dim=1)
+        from_tiles = _sum_of_outer_products(before, ratio, factors.tile_of, scaled.tiles.shape[0])
+        from_tiles.mul_(scaled.tiles)
+    return Gradient(flow.mul_(previous), _init_gradient(factors, posterior), from_tiles, posterior)
 
 
 def _init_gradient(factors: Factors, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:
@@ -200,7 +235,6 @@ def _sum_of_outer_products(
     right: Float[Tensor, "B T K"],
     tile_of: Int[Tensor, "B T"],
     num_tiles: int,
-    steps: Steps,
 ) -> Float[Tensor, "U K K"]:
     """For each tile the sum over its positions of left^T right."""
     states = left.shape[2]

@@ -1,0 +1,214 @@
+"""How the kernels of the emission are called: what is allocated, how the work is cut. Nothing here asks the device
+anything, so a CUDA graph can hold it all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vlhmm.ops.emission import kernel
+from vlhmm.ops.emission.layout import WordLayout
+from vlhmm.precision import Precision
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Sizes of the pieces, fixed by the precision: nothing is tried out at run time."""
+
+    states: int
+    """Columns of the result of a product that has states for columns or rows."""
+    features: int
+    """The same for features."""
+    inner: int
+    """States or features that a product takes at once."""
+    step_words: int
+    """Words that a product over words takes at once."""
+    num_warps: int
+    num_stages: int
+    # Where nothing is multiplied a program waits for memory: many small ones wait side by side.
+    row_words: int = 16
+    """Words of a program that finishes rows."""
+    row_states: int = 128
+    """States that it takes at once."""
+    sum_states: int = 32
+    """States of a program that sums over the words of a tile."""
+    row_warps: int = 4
+
+
+def cut_for(precision: Precision) -> Cut:
+    match precision:
+        case "bf16":
+            return Cut(states=128, features=128, inner=64, step_words=64, num_warps=8, num_stages=3)
+        case "tf32":
+            return Cut(states=128, features=128, inner=32, step_words=32, num_warps=8, num_stages=3)
+        case "highest":
+            # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
+            return Cut(states=64, features=64, inner=16, step_words=16, num_warps=8, num_stages=2)
+
+
+def tiled_log_emission(
+    emit: Float[Tensor, "Z H"],
+    words: Float[Tensor, "X H"],
+    bias: Float[Tensor, " X"] | None,
+    layout: WordLayout,
+    precision: Precision,
+    cut: Cut | None = None,
+) -> Float[Tensor, "X K"]:
+    """`log_emission` of a partition by the kernels, in float32."""
+    result: Tensor = _TiledLogEmission.apply(emit, words, bias, layout, precision, cut or cut_for(precision))
+    return result
+
+
+class _TiledLogEmission(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        emit: Tensor,
+        words: Tensor,
+        bias: Tensor | None,
+        layout: WordLayout,
+        precision: Precision,
+        cut: Cut,
+    ) -> Tensor:
+        emit, words = emit.contiguous(), words.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        log_prob = log_probs(emit, words, bias, layout, precision, cut)
+        ctx.save_for_backward(emit, words, log_prob)
+        ctx.layout, ctx.precision, ctx.cut = layout, precision, cut
+        return log_prob
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        emit, words, log_prob = ctx.saved_tensors
+        with_emit, with_words, with_bias = ctx.needs_input_grad[:3]
+        d_logits, d_bias = logit_gradients(grad.contiguous(), log_prob, ctx.layout, ctx.precision, ctx.cut, with_bias)
+        settings = (ctx.layout, ctx.precision, ctx.cut)
+        d_words = word_gradients(d_logits, emit, *settings) if with_words else None
+        d_emit = emit_gradients(d_logits, words, *settings) if with_emit else None
+        return d_emit, d_words, d_bias, None, None, None
+
+
+def log_probs(
+    emit: Float[Tensor, "Z H"],
+    words: Float[Tensor, "X H"],
+    bias: Float[Tensor, " X"] | None,
+    layout: WordLayout,
+    precision: Precision,
+    cut: Cut,
+) -> Float[Tensor, "X K"]:
+    num_words, width = words.shape
+    num_states, num_tiles = emit.shape[0] // layout.spans.shape[0], layout.tiles.shape[0]
+    block_states = _block(num_states, cut.states)
+    log_prob = words.new_empty(num_words, num_states)
+    tile_log_sum = words.new_empty(num_tiles, num_states)
+    kernel.make_logits[num_tiles, _pieces(num_states, block_states)](
+        *(emit, words, words if bias is None else bias, layout.words, layout.tiles),
+        *(log_prob, tile_log_sum, num_states, width),
+        WITH_BIAS=bias is not None,
+        PRECISION=precision,
+        PRODUCT=_product(precision),
+        TILE_WORDS=layout.tile_words,
+        BLOCK_K=block_states,
+        BLOCK_H=_block(width, cut.inner),
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+    )
+    row_states = _block(num_states, cut.row_states)
+    kernel.normalize[num_tiles, _pieces(layout.tile_words, cut.row_words), _pieces(num_states, row_states)](
+        *(log_prob, layout.words, layout.tiles, tile_log_sum, num_states),
+        ROWS=cut.row_words,
+        BLOCK_K=row_states,
+        num_warps=cut.row_warps,
+    )
+    return log_prob
+
+
+def logit_gradients(
+    grad: Float[Tensor, "X K"],
+    log_prob: Float[Tensor, "X K"],
+    layout: WordLayout,
+    precision: Precision,
+    cut: Cut,
+    with_bias: bool,
+) -> tuple[Float[Tensor, "X K"], Float[Tensor, " X"] | None]:
+    """In the order of the layout; that of the bias in the order of words."""
+    num_words, num_states = grad.shape
+    num_tiles = layout.tiles.shape[0]
+    sum_states = _block(num_states, cut.sum_states)
+    tile_sum = grad.new_empty(num_tiles, num_states)
+    kernel.sum_tile[num_tiles, _pieces(num_states, sum_states)](
+        *(grad, layout.words, layout.tiles, tile_sum, num_states),
+        TILE_WORDS=layout.tile_words,
+        BLOCK_K=sum_states,
+        num_warps=cut.row_warps,
+    )
+    # Matrix products alone read it.
+    d_logits = grad.new_empty(num_words, num_states, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    d_bias = grad.new_empty(num_words) if with_bias else None
+    kernel.make_d_logits[num_tiles, _pieces(layout.tile_words, cut.row_words)](
+        *(grad, log_prob, layout.words, layout.tiles, tile_sum, d_logits),
+        *(grad if d_bias is None else d_bias, num_states),
+        WITH_BIAS=with_bias,
+        ROWS=cut.row_words,
+        BLOCK_K=_block(num_states, cut.row_states),
+        num_warps=cut.row_warps,
+    )
+    return d_logits, d_bias
+
+
+def word_gradients(
+    d_logits: Float[Tensor, "X K"], emit: Float[Tensor, "Z H"], layout: WordLayout, precision: Precision, cut: Cut
+) -> Float[Tensor, "X H"]:
+    num_words, num_states = d_logits.shape
+    width = emit.shape[1]
+    block_features = _block(width, cut.features)
+    d_words = emit.new_empty(num_words, width)
+    kernel.make_d_words[layout.tiles.shape[0], _pieces(width, block_features)](
+        *(d_logits, emit, layout.words, layout.tiles, d_words, num_states, width),
+        PRECISION=precision,
+        PRODUCT=_product(precision),
+        TILE_WORDS=layout.tile_words,
+        BLOCK_K=_block(num_states, cut.inner),
+        BLOCK_H=block_features,
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+    )
+    return d_words
+
+
+def emit_gradients(
+    d_logits: Float[Tensor, "X K"], words: Float[Tensor, "X H"], layout: WordLayout, precision: Precision, cut: Cut
+) -> Float[Tensor, "Z H"]:
+    num_states, width, num_groups = d_logits.shape[1], words.shape[1], layout.spans.shape[0]
+    block_states, block_features = _block(num_states, cut.states), _block(width, cut.features)
+    d_emit = words.new_empty(num_groups * num_states, width)
+    kernel.make_d_emit[num_groups, _pieces(num_states, block_states), _pieces(width, block_features)](
+        *(d_logits, words, layout.words, layout.spans, d_emit, num_states, width),
+        PRECISION=precision,
+        PRODUCT=_product(precision),
+        STEP_WORDS=cut.step_words,
+        BLOCK_K=block_states,
+        BLOCK_H=block_features,
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+    )
+    return d_emit
+
+
+def _block(size: int, most: int) -> int:
+    """A power of two that holds the size, or `most`; products take no less than 16."""
+    return max(16, min(most, 1 << (size - 1).bit_length()))
+
+
+def _pieces(whole: int, piece: int) -> int:
+    return -(-whole // piece)
+
+
+def _product(precision: Precision) -> str:
+    return "ieee" if precision == "highest" else "tf32"
