@@ -91,12 +91,12 @@ PRESETS: dict[str, Recipe] = {
         BlockSettings(num_blocks=64),
         ModelSettings(states_per_block=64, dim=128, transition="block-factored", initialisation="paper"),
         TrainSettings(
-            learning_rate=0.02, epochs=6, batch_size=32, window=32, ema=0.99, weight_decay=0.02, checks_per_epoch=2
+            learning_rate=0.02, epochs=5, batch_size=32, window=32, ema=0.99, weight_decay=0.02, checks_per_epoch=2
         ),
     ),
     "default": Recipe(
         BlockSettings(num_blocks=128),
-        ModelSettings(states_per_block=256, dim=256, transition="block-factored", out_scale=0.25),
+        ModelSettings(states_per_block=256, dim=256, transition="block-factored", initialisation="paper"),
         TrainSettings(epochs=24, batch_size=32, window=64, ema=0.998, weight_decay=0.02),
     ),
     "scalar": Recipe(
