@@ -13,7 +13,7 @@ import vlhmm
 def lm(request: pytest.FixtureRequest) -> vlhmm.LanguageModel:
     corpus = tiny_corpus()
     model = tiny_model(corpus, reset=request.param)
-    vlhmm.train(model, corpus, epochs=3, batch_size=4, window=16, checks_per_epoch=1)
+    vlhmm.train(model, corpus, epochs=6, batch_size=4, window=16, checks_per_epoch=1)
     return vlhmm.LanguageModel(model, corpus.tokenizer)
 
 

@@ -121,21 +121,20 @@ class _Recursion(torch.autograd.Function):
         # An impossible token or state has no gradient, whatever was asked of it.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
         last_cotangent = torch.where(log_last.isinf(), 0.0, cotangents[1])
-        trusted = (~suspect)[:, None]
+        rows = suspect.nonzero()[:, 0]
+        scaled_cotangents = (token_cotangent, last_cotangent)
+        if rows.numel():
+            alpha = alpha.index_fill(0, rows, 0.0)
+            scaled_cotangents = (token_cotangent.index_fill(0, rows, 0.0), last_cotangent.index_fill(0, rows, 0.0))
+        wanted = ctx.needs_input_grad[:4]
         gradient = scaled.backward(
-            factors,
-            scaled.scale(factors),
-            alpha * trusted[:, :, None],
-            totals,
-            token_cotangent * trusted,
-            last_cotangent * trusted,
+            factors, scaled.scale(factors), alpha, totals, *scaled_cotangents, tile_gradient=wanted[2]
         )
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
-        rows = suspect.nonzero()[:, 0]
         if rows.numel():
             exact = _reference_gradient(factors, rows, token_cotangent, last_cotangent)
-            gradients = [ours + theirs for ours, theirs in zip(gradients, exact, strict=True)]
-        return (*gradients, None, None, None)
+            gradients = [ours + theirs if ours.numel() else ours for ours, theirs in zip(gradients, exact, strict=True)]
+        return (*(one if needed else None for one, needed in zip(gradients, wanted, strict=True)), None, None, None)
 
 
 class _DenseRecursion(torch.autograd.Function):
