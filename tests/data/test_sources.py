@@ -136,8 +136,9 @@ def test_splits_go_by_name() -> None:
     }
     assert names("dev.jsonl", "train.jsonl", "test.jsonl") is not None
     assert names("a.txt", "trainer.txt", "testament.txt") is None
-    with pytest.raises(ValueError, match="no text for valid and test"):
-        names("train.txt")
+    assert names("train-0.txt", "train-1.txt") is None
+    with pytest.raises(ValueError, match=r"no text for test; add a file named test\.txt"):
+        names("train.txt", "valid.txt")
     with pytest.raises(ValueError, match=r"notes\.txt belongs to no split"):
         names("train.txt", "valid.txt", "test.txt", "notes.txt")
 

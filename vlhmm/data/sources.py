@@ -53,7 +53,10 @@ def text_files(inputs: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def files_by_split(files: Iterable[Path]) -> dict[Split, list[Path]] | None:
-    """Files sorted by names that begin with train, valid (val, validation, dev) or test; None where none does."""
+    """Files sorted by names that begin with train, valid (val, validation, dev) or test.
+
+    None where none does, or all of them are for training: then the text has to be split by document.
+    """
     splits: dict[Split, list[Path]] = {split: [] for split in SPLITS}
     unnamed: list[Path] = []
     for file in files:
@@ -63,7 +66,7 @@ def files_by_split(files: Iterable[Path]) -> dict[Split, list[Path]] | None:
         else:
             name = match.group().lower()
             splits["valid" if name in ("val", "validation", "dev") else _split_named(name)].append(file)
-    if not any(splits.values()):
+    if not splits["valid"] and not splits["test"]:
         return None
     if unnamed:
         raise ValueError(
