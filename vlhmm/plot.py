@@ -42,7 +42,7 @@ def learning_curve(log: Sequence[Mapping[str, Any]], path: Path, title: str) -> 
             f"{best['valid_perplexity']:.1f}",
             (best["tokens"], best["valid_perplexity"]),
             textcoords="offset points",
-            xytext=(0, -14),
+            xytext=(0, 9),
             ha="center",
             color="#c8442b",
         )

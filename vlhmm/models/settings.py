@@ -32,7 +32,7 @@ class ModelSettings:
     initialisation: Literal["code", "paper"] = "code"
     """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0."""
     precision: Precision = "bf16"
-    """What matrix products on a GPU read, in the recursion and the normaliser; a CPU computes in float32."""
+    """What matrix products on a GPU read, in recursion, normaliser and emissions; a CPU computes in float32."""
     init_scale: float = 0.01
     """Scalar tables start from U(-init_scale, init_scale)."""
 
