@@ -1,7 +1,9 @@
 import pytest
 from tiny import tiny_corpus
 
+from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.recipe import PRESETS, Recipe, preset
+from vlhmm.train import train
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -16,6 +18,24 @@ def test_every_preset_builds_a_model(name: str) -> None:
     model = recipe.make_model(corpus, recipe.make_blocks(corpus))
     assert model.support.num_words == corpus.tokenizer.vocab_size
     assert (model.reset_token is None) == (recipe.blocks.reset == "carry")
+
+
+@pytest.mark.parametrize("clustering", ["one", "cloned", "uniform"])
+def test_every_kind_of_support_trains(clustering: str) -> None:
+    corpus = tiny_corpus(100)
+    changes = {
+        "clustering": clustering,
+        "num_blocks": "3",
+        "states_per_block": "4",
+        "dim": "8",
+        "transition": "softmax",
+    }
+    training = {"state_dropout": "0", "epochs": "2", "batch_size": "4", "window": "8", "checks_per_epoch": "1"}
+    recipe = preset("default").with_changes({**changes, **training})
+    model = recipe.make_model(corpus, recipe.make_blocks(corpus))
+    assert model.support.partition == (clustering != "uniform")
+    before = evaluate(HMMScorer(model.tables().detach()), corpus.valid).perplexity
+    assert train(model, corpus, recipe.train).best_perplexity < before
 
 
 def test_settings_are_set_by_name_as_typed() -> None:

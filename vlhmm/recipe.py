@@ -10,17 +10,20 @@ import torch
 
 from vlhmm.cluster import Blocks, brown_clusters, one_block, one_word_per_block
 from vlhmm.data import Corpus
-from vlhmm.models import Model, ModelSettings, Reset, build_blocked
+from vlhmm.models import Model, ModelSettings, Reset, build, build_blocked
 from vlhmm.settings import nearest, parse_setting, settings_from
+from vlhmm.tables import uniform_support
 from vlhmm.train_settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class BlockSettings:
-    clustering: Literal["brown", "one", "cloned"] = "brown"
-    """brown: Brown clusters, refined by exchange; one: a single block, so a dense HMM; cloned: a block for every word."""
+    clustering: Literal["brown", "one", "cloned", "uniform"] = "brown"
+    """brown: Brown clusters, refined by exchange; one: a single block, so a dense HMM; cloned: a block for every word;
+    uniform: no blocks, each word draws states_per_block of the num_blocks * states_per_block states (softmax transition,
+    state_dropout 0)."""
     num_blocks: int = 128
-    """M, EOS's own block included. Only brown reads it."""
+    """M, EOS's own block included. Read by brown and uniform."""
     eos_block: Literal["own", "word", "last", "none"] = "own"
     """Where EOS goes: a block of its own, clustered like a word, into the last block, or into the smallest one."""
     reset: Reset = "carry"
@@ -58,7 +61,8 @@ class Recipe:
     def make_blocks(self, corpus: Corpus, progress: Callable[[int, int, str], None] | None = None) -> Blocks:
         num_words, settings = corpus.tokenizer.vocab_size, self.blocks
         match settings.clustering:
-            case "one":
+            # Without blocks all words are in one; `make_model` then lets each draw its states.
+            case "one" | "uniform":
                 return one_block(num_words)
             case "cloned":
                 return one_word_per_block(num_words)
@@ -75,13 +79,13 @@ class Recipe:
 
     def make_model(self, corpus: Corpus, blocks: Blocks) -> Model:
         """The model before training: its weights depend on nothing but the seed."""
-        return build_blocked(
-            self.model,
-            blocks,
-            eos_id=corpus.tokenizer.eos_id,
-            reset=self.blocks.reset,
-            generator=torch.Generator().manual_seed(self.train.seed),
-        )
+        generator = torch.Generator().manual_seed(self.train.seed)
+        eos_id, reset = corpus.tokenizer.eos_id, self.blocks.reset
+        if self.blocks.clustering != "uniform":
+            return build_blocked(self.model, blocks, eos_id=eos_id, reset=reset, generator=generator)
+        states = self.model.states_per_block
+        support = uniform_support(corpus.tokenizer.vocab_size, self.blocks.num_blocks * states, states, generator)
+        return build(self.model, support, eos_id if reset == "eos" else None, generator)
 
 
 _SECTIONS: dict[str, type[Any]] = {"blocks": BlockSettings, "model": ModelSettings, "train": TrainSettings}
