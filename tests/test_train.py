@@ -15,7 +15,7 @@ from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.models import scalar_hmm
 from vlhmm.run_folder import RunFolder, read_log
-from vlhmm.train import CheckEvent, DivergedError, StepEvent, Stopped, train, training
+from vlhmm.train import CheckEvent, DivergedError, StepEvent, Stopped, _Run, train, training
 from vlhmm.train_settings import TrainSettings
 
 QUICK = TrainSettings(epochs=2, batch_size=4, window=16, checks_per_epoch=2, ema=0.9, weight_decay=0.01)
@@ -124,6 +124,22 @@ def test_divergence_stops_and_keeps_the_last_good_model(corpus: vlhmm.Corpus, tm
         for _ in events:
             pass
     assert vlhmm.load(tmp_path / "run").perplexity(corpus.valid) < corpus.tokenizer.vocab_size
+
+
+def test_broken_weights_are_neither_checked_nor_saved(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    model = tiny_model(corpus)
+    with RunFolder(tmp_path / "run", resume=False) as folder:
+        run = _Run(model, corpus, QUICK, folder)
+        run.train_step(next(run.epoch(0).windows()))
+        run.save()
+        good = read_tensors(tmp_path / "run" / "training.safetensors")[0]
+        with torch.no_grad():
+            model.encoder.embedding.weight[0, 0] = float("inf")  # type: ignore[union-attr]
+        for act in (run.check, run.save):
+            with pytest.raises(DivergedError, match=r"encoder\.embedding\.weight is no longer finite"):
+                act()
+        after = read_tensors(tmp_path / "run" / "training.safetensors")[0]
+        assert all(torch.equal(value, after[name]) for name, value in good.items())
 
 
 def test_the_log_is_json_lines_that_rise(corpus: vlhmm.Corpus, tmp_path: Path) -> None:

@@ -213,17 +213,24 @@ class _Run:
             raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
         # Far worse than knowing nothing: more steps would only make numbers overflow.
         limit = 3 * math.log(self.model.support.num_words) + 10
-        symptom = None
         if not loss <= limit:
-            symptom = f"the loss is {loss:.4g} nats per token, the limit {limit:.4g}"
-        elif not math.isfinite(norm):
-            symptom = f"the gradient's norm is {norm}"
-        if symptom is not None:
-            kept = f"; the last good checkpoint in {self.folder.path} is kept" if self.folder else ""
-            raise DivergedError(
-                f"training diverged at step {self.step} of {self.num_steps}: {symptom}{kept}: try a smaller learning_rate"
-            )
+            raise self._diverged(f"the loss is {loss:.4g} nats per token, the limit {limit:.4g}")
+        if not math.isfinite(norm):
+            raise self._diverged(f"the gradient's norm is {norm}")
         return loss
+
+    def require_sound(self) -> None:
+        """Raises unless the last loss and all weights are numbers: what is checked or saved must be good."""
+        self.loss()
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise self._diverged(f"{name} is no longer finite")
+
+    def _diverged(self, symptom: str) -> DivergedError:
+        kept = f"; the last good checkpoint in {self.folder.path} is kept" if self.folder else ""
+        return DivergedError(
+            f"training diverged at step {self.step} of {self.num_steps}: {symptom}{kept}: try a smaller learning_rate"
+        )
 
     def step_record(self, mean_loss: float) -> dict[str, Any]:
         return {
@@ -241,6 +248,7 @@ class _Run:
     @torch.no_grad()
     def check(self) -> CheckEvent:
         """Scores the validation text, and keeps the weights if they are the best so far."""
+        self.require_sound()
         scorer = HMMScorer(self.stepper.averaged.tables().detach())
         perplexity = evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
         improved = perplexity < self.best_perplexity
@@ -264,6 +272,7 @@ class _Run:
     def save(self) -> None:
         if self.folder is None:
             return
+        self.require_sound()
         tensors = self.stepper.state()
         for name, value in self.best_state.items():
             tensors[f"best.{name}"] = value
