@@ -332,9 +332,16 @@ def test_a_captured_graph_equals_eager() -> None:
 
     def step() -> list[Tensor]:
         run = blocked_recursion_by_kernels(with_leaves(factors, leaves))
-        return [run.token_log_probs, *torch.autograd.grad(run.token_log_probs.sum(), tuple(leaves.values()))]
+        gradients = torch.autograd.grad(run.token_log_probs.sum(), tuple(leaves.values()))
+        # Detached: whatever autograd keeps of one run would belong to that run's stream in the next.
+        return [run.token_log_probs.detach(), *gradients]
 
-    eager = step()
+    # Before it is captured, work runs on another stream than the default one, which a capture must not touch.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        eager = step()
+    torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
