@@ -308,3 +308,12 @@ def test_counts_that_cannot_fit_are_refused_before_they_are_allocated():
         torch.zeros(blocks, states_per_block),
     )
     refused(lambda: vlhmm.HMM(tables).expected_counts([[0, 1, 2]]), r"\b256\.0 GiB|\b274|\b25[67]")
+
+
+def test_arrays_in_float64_are_held_to_float64():
+    """Tables may come from float32 numbers and are given more room; what a user passes as float64 is not."""
+    start = np.array([0.5, 0.5 + 1e-5])
+    with pytest.raises(ValueError, match=r"start: row 0 sums to 1\.00001"):
+        vlhmm.HMM.from_probabilities(start, np.eye(2), np.full((2, 2), 0.5))
+    factored = vlhmm.HMM.from_probabilities([0.5, 0.5], [[0.3, 0.7], [0.6, 0.4]], [[0.1, 0.9], [0.2, 0.8]])
+    assert factored.to(dtype=torch.float64).tables.dtype == torch.float64

@@ -176,14 +176,18 @@ def _check_rows(name: str, rows: Float[Tensor, "N W"], given_as: torch.dtype) ->
         raise ValueError(
             f"{name} is {float(rows[row, column])} at row {row}, column {column}, but probabilities are not negative"
         )
-    _check_totals(name, rows.sum(1), given_as)
+    _check_totals(name, rows.sum(1), given_as, float64_tolerance=1e-6)
 
 
 def _check_totals(
-    name: str, totals: Float[Tensor, " N"], dtype: torch.dtype, numbers: Int[Tensor, " N"] | None = None
+    name: str,
+    totals: Float[Tensor, " N"],
+    dtype: torch.dtype,
+    numbers: Int[Tensor, " N"] | None = None,
+    float64_tolerance: float = 1e-4,
 ) -> None:
     # Rounding of a row of many float32 numbers, not modelling errors. Tables in float64 may have been made from such.
-    tolerance = 1e-4 if dtype == torch.float64 else 1e-3
+    tolerance = float64_tolerance if dtype == torch.float64 else 1e-3
     bad = ~((totals - 1).abs() <= tolerance)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
