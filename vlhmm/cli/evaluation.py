@@ -48,8 +48,8 @@ def evaluate_text(
     as_json: Json = False,
 ) -> None:
     """Perplexity of a text, with everything that was counted."""
-    from vlhmm.baselines import Uniform, Unigram
-    from vlhmm.cli.run import evaluate_shown
+    from vlhmm.baselines import Uniform
+    from vlhmm.cli.run import counting_baselines, evaluate_shown
     from vlhmm.evaluate import HMMScorer
     from vlhmm.lm import load
 
@@ -59,10 +59,9 @@ def evaluate_text(
     if not len(tokens):
         raise ValueError(f"{source} has 0 tokens, at least 1 is needed")
     evaluation = evaluate_shown(HMMScorer(lm.hmm.tables), tokens, lm.tokenizer, "scoring", streams)
-    num_words = lm.tokenizer.vocab_size
-    baselines = {"uniform": evaluate_shown(Uniform(num_words), tokens, lm.tokenizer, "uniform")}
-    if corpus is not None:
-        baselines["unigram"] = evaluate_shown(Unigram.of(corpus.train, num_words), tokens, lm.tokenizer, "unigram")
+    # Only a corpus has a training text to count in.
+    scorers = {"uniform": Uniform(lm.tokenizer.vocab_size)} if corpus is None else counting_baselines(corpus)
+    baselines = {name: evaluate_shown(scorer, tokens, lm.tokenizer, name) for name, scorer in scorers.items()}
     if as_json:
         values: dict[str, Any] = {
             "text": source,

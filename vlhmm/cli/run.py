@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from rich.text import Text
 
-from vlhmm import __version__
-from vlhmm.baselines import Uniform, Unigram
+from vlhmm._version import __version__
+from vlhmm.baselines import KneserNey, Uniform, Unigram
+from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS
 from vlhmm.cli.corpora import make_blocks
 from vlhmm.cli.show import ProgressBar, corpus_label, message, program, progress_bar, short
 from vlhmm.cluster import Blocks, word_counts
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 RECIPE, BLOCKS, RESULTS, CURVE = "recipe.json", "blocks.tsv", "results.json", "learning_curve.png"
 SMOOTHED_STEPS = 20
 """The loss on the bar is a running average over about so many steps."""
+KNESER_NEY = "Kneser-Ney 5-gram"
+KNESER_NEY_TOKENS = 20_000_000
+"""Of a longer text, counting n-grams for comparison would take more than half a minute."""
 TILE_COPIES = 8
 """What a training step holds of each transition tile at its peak: logits, probabilities, gradients; as measured."""
 
@@ -102,8 +106,12 @@ def train_and_report(
     max_seconds: float | None = None,
     tensorboard: bool = False,
     command: str,
+    figures: Callable[[Model, Corpus], dict[str, Any]] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Trains and leaves results.json in the folder; the exit status and what is in that file."""
+    """Trains and leaves results.json in the folder; the exit status and what is in that file.
+
+    `figures` of the best weights are part of it; left out, they are perplexities of the held-out text.
+    """
     # Another process or an earlier run is refused before words are clustered; the lock is taken again for training.
     with RunFolder(out, resume):
         pass
@@ -145,7 +153,7 @@ def train_and_report(
             f"stopped at step {stopped.step:,} of {stopped.num_steps:,}; go on with: {program()} train --out {out} --resume"
         )
         return 130, results
-    results.update(_final_figures(model, corpus))
+    results.update((figures or _final_figures)(model, corpus))
     results["learning_curve"] = _draw_curve(out, f"{corpus.name}, {model.support.num_states:,} states")
     _write_results(out, results)
     return 0, results
@@ -224,15 +232,10 @@ def _tensorboard(out: Path) -> SummaryWriter:
 
 
 def _final_figures(model: Model, corpus: Corpus) -> dict[str, Any]:
-    """Exact one-stream perplexities of the best weights, and of models that know no context."""
-    num_words = corpus.tokenizer.vocab_size
+    """Exact one-stream perplexities of the best weights, and of models that only count."""
     with torch.no_grad():
         hmm = HMMScorer(model.tables().detach())
-    scorers: dict[str, Scorer[Any]] = {
-        "uniform": Uniform(num_words),
-        "unigram": Unigram.of(corpus.train, num_words),
-        "HMM": hmm,
-    }
+    scorers = {**counting_baselines(corpus), "HMM": hmm}
     splits = {"valid": corpus.valid, "test": corpus.test}
     evaluations = {
         name: {
@@ -249,6 +252,30 @@ def _final_figures(model: Model, corpus: Corpus) -> dict[str, Any]:
         "valid": evaluations["HMM"]["valid"].to_dict(),
         "test": evaluations["HMM"]["test"].to_dict(),
     }
+
+
+def counting_baselines(corpus: Corpus) -> dict[str, Scorer[Any]]:
+    """Models of the training text that take seconds to make; Kneser-Ney is left out, with a word, where it would not."""
+    num_words, num_tokens = corpus.tokenizer.vocab_size, len(corpus.train)
+    scorers: dict[str, Scorer[Any]] = {"uniform": Uniform(num_words), "unigram": Unigram.of(corpus.train, num_words)}
+    if num_tokens > KNESER_NEY_TOKENS:
+        message(f"no {KNESER_NEY}: {num_tokens:,} training tokens, counted for comparison up to {KNESER_NEY_TOKENS:,}")
+        return scorers
+    try:
+        model = KneserNey.fit(
+            corpus.train, num_words=num_words, eos_id=corpus.tokenizer.eos_id, fallback=FALLBACK_DISCOUNTS
+        )
+    # Too little memory for a comparison must not cost the run's own figures.
+    except ValueError as error:
+        message(f"no {KNESER_NEY}: {error}")
+        return scorers
+    guessed = [str(order) for order, discounts in enumerate(model.discounts or (), 1) if not discounts.estimated]
+    if guessed:
+        fixed = ", ".join(map(str, FALLBACK_DISCOUNTS))
+        message(
+            f"{KNESER_NEY}: the text is too small to estimate discounts of order {', '.join(guessed)}; {fixed} instead"
+        )
+    return {**scorers, KNESER_NEY: model}
 
 
 @dataclass(frozen=True)

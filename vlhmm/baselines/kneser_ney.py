@@ -1,0 +1,232 @@
+"""Interpolated modified Kneser-Ney (Chen & Goodman 1999), as lmplz of kenlm estimates it, without pruning.
+
+    p(w | h) = (a(hw) - D(a(hw))) / sum_v a(hv)  +  gamma(h) p(w | h without its first word)
+
+a is the count for the longest n-grams and for those that begin with <s>, otherwise the number of different words to the left.
+D(a) is one of three discounts for a = 1, 2, and 3 or more; gamma(h) is what they took. Below the 1-grams stands 1 / X.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.baselines.arpa import read_arpa, write_arpa
+from vlhmm.baselines.ngrams import NOWHERE, Ids, Ngrams, Values, values_or
+from vlhmm.data import Tokenizer, Tokens
+from vlhmm.memory import require_memory
+
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
+"""What `lmplz --discount_fallback` takes where a text is too small to estimate discounts."""
+BYTES_PER_TOKEN = 64
+"""Held at the peak for every token and order, if no n-gram comes twice; as measured."""
+
+
+@dataclass(frozen=True)
+class Discounts:
+    """What is taken from adjusted counts of 1, of 2, and of 3 or more."""
+
+    amounts: tuple[float, float, float]
+    estimated: bool
+    """False where the fallback stands in."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KneserNey:
+    """p(x_t | the last n - 1 tokens of the same sentence), smoothed; a sentence begins with `<s>` and ends with EOS."""
+
+    orders: tuple[Ngrams, ...]
+    num_words: int
+    eos_id: int | None
+    """After this token the context is `<s>` alone; None for one endless sentence."""
+    discounts: tuple[Discounts, ...] | None
+    """Of every order; None where the model was read from a file."""
+
+    @classmethod
+    def fit(
+        cls,
+        tokens: Tokens,
+        *,
+        num_words: int,
+        eos_id: int | None,
+        order: int = 5,
+        fallback: tuple[float, float, float] | None = None,
+    ) -> KneserNey:
+        """The model of a text. Without a `fallback`, a text too small to estimate discounts is refused."""
+        words = _checked(tokens, num_words, eos_id, order, fallback)
+        counted = _count(words, num_words, eos_id, order)
+        discounts = tuple(_discounts(grams, length, fallback) for length, grams in enumerate(counted, 1))
+        return cls(_interpolate(counted, discounts, num_words), num_words, eos_id, discounts)
+
+    @classmethod
+    def load_arpa(cls, path: str | os.PathLike[str], tokenizer: Tokenizer) -> KneserNey:
+        """Reads an ARPA file, ours or another tool's, whose words are those of the tokenizer."""
+        return cls(read_arpa(Path(path), tokenizer), tokenizer.vocab_size, tokenizer.eos_id, None)
+
+    def save_arpa(self, path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
+        """Writes an ARPA file, whole or not at all; `load_arpa` gives the same numbers to the last bit."""
+        if (tokenizer.vocab_size, tokenizer.eos_id) != (self.num_words, self.eos_id):
+            raise ValueError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens and EOS {tokenizer.eos_id}, the model {self.num_words} and "
+                f"{self.eos_id}: give the tokenizer that made the model's text"
+            )
+        write_arpa(Path(path), self.orders, tokenizer)
+
+    def __repr__(self) -> str:
+        return f"KneserNey({self.order}-gram, {self.num_words:,} words, {self.num_parameters:,} n-grams)"
+
+    @property
+    def order(self) -> int:
+        return len(self.orders)
+
+    @property
+    def num_parameters(self) -> int:
+        """N-grams of all lengths, `<s>` among them."""
+        return sum(map(len, self.orders))
+
+    @property
+    def protocol(self) -> str:
+        contexts = f"contexts of at most {self.order - 1} tokens"
+        return contexts if self.eos_id is None else f"{contexts}, begun anew after token {self.eos_id}"
+
+    def score_window(
+        self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], state: Ids | None
+    ) -> tuple[Float[Tensor, "B T"], Ids]:
+        """log p(x_t | context), 0 past a length. The state is (B, order - 1): for each length the context's number."""
+        inside = (torch.arange(tokens.shape[1]) < lengths.cpu()[:, None]).numpy()
+        words = np.where(inside, tokens.cpu().numpy(), 0).astype(np.int64)
+        last = lengths.cpu().numpy()[:, None] - 1
+        if state is None:
+            state = np.full((len(words), self.order - 1), NOWHERE)
+            state[:, :1] = self.num_words
+        log10_prob, ends = np.zeros(words.shape), np.empty_like(state)
+        contexts, log10_backoff = np.zeros_like(words), np.zeros(words.shape)
+        for length, grams in enumerate(self.orders, 1):
+            found = grams.find(contexts, words)
+            log10_prob = values_or(grams.log10_prob, found, log10_prob + log10_backoff)
+            if length < self.order:
+                ended = _as_contexts(found, words, length, self.num_words, self.eos_id)
+                ends[:, length - 1] = np.take_along_axis(ended, last, 1)[:, 0]
+                contexts = np.concatenate([state[:, length - 1 : length], ended[:, :-1]], 1)
+                log10_backoff = values_or(grams.log10_backoff, contexts, np.zeros(words.shape))
+        return torch.from_numpy(np.where(inside, log10_prob, 0) * math.log(10)), ends
+
+
+def _as_contexts(found: Ids, words: Ids, length: int, num_words: int, eos_id: int | None) -> Ids:
+    """The n-grams that end at each position as contexts of the next; after EOS that is `<s>` and nothing longer."""
+    return found if eos_id is None else np.where(words == eos_id, num_words if length == 1 else NOWHERE, found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """N-grams of one length, numbered as in `Ngrams`."""
+
+    keys: Ids
+    contexts: Ids
+    """The number of each n-gram without its last word."""
+    suffixes: Ids
+    """The number of each n-gram without its first word."""
+    counts: Ids
+    """Adjusted: a(hw) above."""
+
+
+def _count(words: Ids, num_words: int, eos_id: int | None, order: int) -> list[_Counted]:
+    """All n-grams up to a length: those of n + 1 words come from the numbers of those of n at every position."""
+    keys = np.arange(num_words + 1)
+    contexts, suffixes = np.zeros_like(keys), np.zeros_like(keys)
+    counts, begins_with_bos = np.bincount(words, minlength=num_words + 1), keys == num_words
+    numbers = words
+    counted = []
+    for length in range(1, order):
+        ended = _as_contexts(numbers, words, length, num_words, eos_id)
+        before = np.concatenate([[num_words if length == 1 else NOWHERE], ended[:-1]])
+        # Near the beginning of a sentence there are only shorter n-grams.
+        there = before != NOWHERE
+        longer_keys, longer_numbers, longer_counts = np.unique(
+            (before * (num_words + 1) + words)[there], return_inverse=True, return_counts=True
+        )
+        longer_suffixes = np.empty_like(longer_keys)
+        longer_suffixes[longer_numbers] = numbers[there]
+        to_the_left = np.bincount(longer_suffixes, minlength=len(keys))
+        counted.append(_Counted(keys, contexts, suffixes, np.where(begins_with_bos, counts, to_the_left)))
+        numbers = np.full(len(words), NOWHERE)
+        numbers[there] = longer_numbers
+        keys, contexts, suffixes, counts = longer_keys, longer_keys // (num_words + 1), longer_suffixes, longer_counts
+        begins_with_bos = begins_with_bos[contexts]
+    return [*counted, _Counted(keys, contexts, suffixes, counts)]
+
+
+def _discounts(grams: _Counted, length: int, fallback: tuple[float, float, float] | None) -> Discounts:
+    """Chen & Goodman's equation 26."""
+    one, two, three, four = (int((grams.counts == count).sum()) for count in (1, 2, 3, 4))
+    if one and two and three:
+        share = one / (one + 2 * two)
+        amounts = (1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three)
+        if min(amounts) > 0:
+            return Discounts(amounts, True)
+    if fallback is None:
+        raise ValueError(
+            f"{one} {length}-grams have an adjusted count of 1, {two} of 2, {three} of 3, {four} of 4: too few or too odd to "
+            f"estimate discounts from; give more text, a lower order, or fallback={FALLBACK_DISCOUNTS}"
+        )
+    return Discounts(fallback, False)
+
+
+def _interpolate(counted: list[_Counted], discounts: tuple[Discounts, ...], num_words: int) -> tuple[Ngrams, ...]:
+    probs: list[Values] = []
+    backoffs: list[Values] = []
+    shorter = np.array([1 / num_words])
+    for grams, discount in zip(counted, discounts, strict=True):
+        taken = np.array([0, *discount.amounts])[grams.counts.clip(max=3)]
+        total = np.bincount(grams.contexts, grams.counts, minlength=len(shorter))
+        # A context that nothing was seen after passes everything on.
+        gamma = np.divide(
+            np.bincount(grams.contexts, taken, minlength=len(shorter)),
+            total,
+            out=np.ones(len(shorter)),
+            where=total > 0,
+        )
+        prob = (grams.counts - taken) / total[grams.contexts] + gamma[grams.contexts] * shorter[grams.suffixes]
+        backoffs.append(gamma)
+        probs.append(prob)
+        shorter = prob
+    # <s> is given, never predicted; lmplz writes it so.
+    probs[0][num_words] = 1
+    # Nothing is longer than the longest; the first entry is of the empty context, which no file has.
+    backoffs = [*backoffs[1:], np.ones(len(shorter))]
+    return tuple(
+        Ngrams(num_words, grams.keys, np.log10(prob).clip(max=0), np.log10(backoff))
+        for grams, prob, backoff in zip(counted, probs, backoffs, strict=True)
+    )
+
+
+def _checked(
+    tokens: Tokens, num_words: int, eos_id: int | None, order: int, fallback: tuple[float, float, float] | None
+) -> Ids:
+    """The text's words, once everything that can be wrong has been ruled out."""
+    if order < 1:
+        raise ValueError(f"order {order}: an n-gram has at least 1 word")
+    if not len(tokens):
+        raise ValueError("0 tokens to count, at least 1 is needed")
+    smallest, largest = int(np.min(tokens.ids)), int(np.max(tokens.ids))
+    if smallest < 0 or largest >= num_words:
+        raise ValueError(f"token ids from {smallest} to {largest}, but the vocabulary is 0..{num_words - 1}")
+    if eos_id is not None and not 0 <= eos_id < num_words:
+        raise ValueError(f"EOS is token {eos_id}, but the vocabulary is 0..{num_words - 1}")
+    for count, amount in enumerate(fallback or (), 1):
+        if not 0 < amount <= count:
+            raise ValueError(f"a discount of {amount} for a count of {count}: it must be above 0 and at most {count}")
+    require_memory(
+        len(tokens) * BYTES_PER_TOKEN * order,
+        f"counting {order}-grams of {len(tokens):,} tokens",
+        "take a lower order or less text",
+        torch.device("cpu"),
+    )
+    return tokens.ids.astype(np.int64)

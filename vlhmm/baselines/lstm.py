@@ -1,0 +1,47 @@
+"""The LSTM of a few layers, its output weights tied to its embeddings."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from vlhmm.baselines.layers import Scored, State, dropout, embed, kaiming_uniform, shifted, word_log_probs
+from vlhmm.baselines.settings import LSTMSettings
+
+
+class LSTM(nn.Module):
+    protocol = "hidden state carried over every token"
+
+    def __init__(self, settings: LSTMSettings, num_words: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embedding = nn.Parameter(torch.empty(num_words, settings.dim))
+        # One module a layer: dropout between them is ours, so that it comes from the given generator.
+        self.layers = nn.ModuleList(
+            nn.LSTM(settings.dim, settings.dim, batch_first=True) for _ in range(settings.num_layers)
+        )
+        kaiming_uniform(self, generator)
+
+    @property
+    def num_words(self) -> int:
+        return self.embedding.shape[0]
+
+    def start_state(self, batch_size: int) -> State:
+        """No word before the text, all cells at 0."""
+        cells = self.embedding.new_zeros(self.settings.num_layers, batch_size, self.settings.dim)
+        return torch.full((batch_size,), -1, device=cells.device), cells, cells.clone()
+
+    def forward(self, tokens: Int[Tensor, "B T"], state: State, noise: torch.Generator | None) -> Scored:
+        last, hidden, cell = state
+        values = embed(self.embedding, shifted(last, tokens))
+        hiddens, cells = [], []
+        for index, layer in enumerate(self.layers):
+            values = dropout(values, self.settings.dropout, noise)
+            values, (h, c) = layer(values, (hidden[index : index + 1], cell[index : index + 1]))
+            hiddens.append(h)
+            cells.append(c)
+        values = dropout(values, self.settings.dropout, noise)
+        return Scored(
+            word_log_probs(values, self.embedding, None, tokens), (tokens[:, -1], torch.cat(hiddens), torch.cat(cells))
+        )
