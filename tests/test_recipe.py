@@ -30,12 +30,46 @@ def test_every_kind_of_support_trains(clustering: str) -> None:
         "dim": "8",
         "transition": "softmax",
     }
-    training = {"state_dropout": "0", "epochs": "2", "batch_size": "4", "window": "8", "checks_per_epoch": "1"}
+    training = {"dropout": "columns", "epochs": "2", "batch_size": "4", "window": "8", "checks_per_epoch": "1"}
     recipe = preset("default").with_changes({**changes, **training})
     model = recipe.make_model(corpus, recipe.make_blocks(corpus))
     assert model.support.partition == (clustering != "uniform")
     before = evaluate(HMMScorer(model.tables().detach()), corpus.valid).perplexity
     assert train(model, corpus, recipe.train).best_perplexity < before
+
+
+def test_refinement_can_be_left_out() -> None:
+    corpus = tiny_corpus(100)
+    refined = preset("default").with_changes({"num_blocks": "5"})
+    plain = refined.with_changes({"refine": "false"})
+    found, first = (recipe.make_blocks(corpus).information for recipe in (refined, plain))
+    assert found is not None
+    assert first is not None
+    assert found >= first
+    assert [name for name in PRESETS if not preset(name).blocks.refine] == [
+        name for name in PRESETS if name.startswith("chiu2020")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "patience", "target_network", "initialisation"),
+    [
+        ("chiu2020-ptb", 1e-2, 8, True, "paper"),
+        ("chiu2020-wt2", 1e-3, 8, True, "paper"),
+        ("chiu2020-ptb-code", 1e-2, 4, False, "code"),
+        ("chiu2020-wt2-code", 1e-2, 4, False, "code"),
+    ],
+)
+def test_the_paper_and_its_code_are_presets(
+    name: str, rate: float, patience: int, target_network: bool, initialisation: str
+) -> None:
+    recipe = preset(name)
+    train, model = recipe.train, recipe.model
+    assert (recipe.blocks.num_blocks, model.states_per_block, model.dim) == (128, 256, 256)
+    assert (train.learning_rate, train.patience, train.decay, train.epochs) == (rate, patience, 4.0, 50)
+    assert (train.batch_size, train.window, train.state_dropout, train.clip) == (16, 32, 0.5, 5.0)
+    assert (train.schedule, train.warmup, train.weight_decay, train.checks_per_epoch) == ("plateau", 0.0, 0.0, 4)
+    assert (model.target_network, model.initialisation, recipe.blocks.reset) == (target_network, initialisation, "eos")
 
 
 def test_settings_are_set_by_name_as_typed() -> None:

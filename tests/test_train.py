@@ -175,3 +175,31 @@ def test_the_first_loss_is_the_likelihood_of_the_first_window(corpus: vlhmm.Corp
     events = training(model, corpus, replace(QUICK, state_dropout=0.0))
     first = next(event for event in events if isinstance(event, StepEvent))
     assert first.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_training_ends_when_the_rate_is_too_low_to_matter(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    # The first rate changes hardly anything, so hardly any check is better than the last: the rate falls at once.
+    slow = replace(QUICK, schedule="plateau", learning_rate=1e-9, patience=1, epochs=20, warmup=0.0, ema=0.0)
+    ended = train(tiny_model(corpus), corpus, slow, min_rate=1e-9 / 4**2, out=tmp_path / "run")
+    assert ended.reason == "finished"
+    assert ended.step < ended.num_steps
+    # What has ended stays so, and leaves the model with its best weights.
+    again = tiny_model(corpus)
+    resumed = train(again, corpus, slow, min_rate=1e-9 / 4**2, out=tmp_path / "run", resume=True)
+    assert (resumed.reason, resumed.step) == ("finished", ended.step)
+    ours = evaluate(HMMScorer(again.tables().detach()), corpus.valid, streams=32).perplexity
+    assert ours == pytest.approx(ended.best_perplexity, rel=1e-6)
+
+
+def test_seldom_saved_runs_end_with_everything_saved(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    model = tiny_model(corpus)
+    saved_during = [
+        (tmp_path / "run" / "training.safetensors").exists()
+        for event in training(model, corpus, QUICK, out=tmp_path / "run", save_seconds=1e9)
+        if isinstance(event, StepEvent)
+    ]
+    assert not any(saved_during)
+    saved = vlhmm.load(tmp_path / "run").model.state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    again = train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", resume=True)
+    assert again.step == again.num_steps

@@ -19,9 +19,10 @@ from vlhmm.train_settings import TrainSettings
 @dataclass(frozen=True)
 class BlockSettings:
     clustering: Literal["brown", "one", "cloned", "uniform"] = "brown"
-    """brown: Brown clusters, refined by exchange; one: a single block, so a dense HMM; cloned: a block for every word;
-    uniform: no blocks, each word draws states_per_block of the num_blocks * states_per_block states (softmax transition,
-    state_dropout 0)."""
+    """brown: Brown clusters; one: a single block, so a dense HMM; cloned: a block for every word; uniform: no blocks, each
+    word draws states_per_block of the num_blocks * states_per_block states (softmax transition, dropout by columns)."""
+    refine: bool = True
+    """brown: words are exchanged between blocks afterwards, as long as that makes neighbours tell more about each other."""
     num_blocks: int = 128
     """M, EOS's own block included. Read by brown and uniform."""
     eos_block: Literal["own", "word", "last", "none"] = "own"
@@ -73,6 +74,7 @@ class Recipe:
                     eos="none" if corpus.tokenizer.eos_id is None else settings.eos_block,
                     eos_id=corpus.tokenizer.eos_id,
                     vocab_size=num_words,
+                    refine=settings.refine,
                     seed=self.train.seed,
                     progress=progress,
                 )
@@ -113,15 +115,54 @@ PRESETS: dict[str, Recipe] = {
         ModelSettings(parameterization="linear", embeddings="split", states_per_block=128, transition="block-factored"),
         TrainSettings(batch_size=32, window=64, ema=0.998),
     ),
+    # Samples of a language model, dense: every token by any state, as a guide for that model needs it.
+    "distill": Recipe(
+        BlockSettings(clustering="one", reset="eos"),
+        ModelSettings(states_per_block=512, dim=128, target_network=True, initialisation="paper"),
+        TrainSettings(
+            warmup=0.05,
+            final_rate=0.1,
+            epochs=10,
+            batch_size=200,
+            window=64,
+            windows="independent",
+            state_dropout=0.0,
+            beta2=0.95,
+            weight_decay=0.1,
+            checks_per_epoch=1,
+        ),
+    ),
+    # The paper's text.
     "chiu2020-ptb": Recipe(
-        BlockSettings(reset="eos"),
+        BlockSettings(refine=False, reset="eos"),
         ModelSettings(target_network=True, initialisation="paper"),
         TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=8),
     ),
+    "chiu2020-wt2": Recipe(
+        BlockSettings(refine=False, reset="eos"),
+        ModelSettings(target_network=True, initialisation="paper"),
+        TrainSettings(learning_rate=1e-3, schedule="plateau", warmup=0.0, epochs=50, patience=8),
+    ),
+    # What their code did.
     "chiu2020-ptb-code": Recipe(
-        BlockSettings(reset="eos", eos_block="last"),
+        BlockSettings(refine=False, reset="eos", eos_block="last"),
         ModelSettings(),
         TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=4),
+    ),
+    "chiu2020-wt2-code": Recipe(
+        BlockSettings(refine=False, reset="eos", eos_block="last"),
+        ModelSettings(),
+        TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=4),
+    ),
+    "best-ptb": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
+        TrainSettings(epochs=36, batch_size=32, window=64, state_dropout=0.75, ema=0.998, weight_decay=0.02),
+    ),
+    "best-wt2": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
+        TrainSettings(epochs=14, batch_size=32, window=64, state_dropout=0.75, ema=0.998, weight_decay=0.02),
     ),
 }
 

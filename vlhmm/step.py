@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.capture import captured
+from vlhmm.inference.blocked import kernels_take
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.score import score
-from vlhmm.models import Kept, Model
+from vlhmm.models import Kept, Model, Window
 from vlhmm.precision import Precision
 from vlhmm.tables import Belief
 from vlhmm.train_settings import TrainSettings
@@ -34,8 +36,6 @@ class Step:
         device = model.group_of_word.device
         on_gpu = device.type == "cuda"
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             # A captured update reads its rate from memory.
@@ -49,22 +49,46 @@ class Step:
         self._average_weight = torch.ones((), device=device)
         # Several processes would seed it alike: all must keep the same states.
         self.generator = torch.Generator(device).manual_seed(settings.seed)
-        first = model.kept_after_dropout(settings.state_dropout, torch.Generator(device))
-        self._kept = None if first is None else first.states
-        states = model.support.states_per_word if self._kept is None else self._kept.shape[1]
-        dtype = self.parameters[0].dtype
         self._tokens = torch.zeros(settings.batch_size, settings.window, dtype=torch.int64, device=device)
         self._lengths = torch.full((settings.batch_size,), settings.window, device=device)
-        self._belief = Belief(
-            torch.zeros(settings.batch_size, dtype=torch.int64, device=device),
-            torch.zeros(settings.batch_size, states, dtype=dtype, device=device),
-        )
         self.loss = torch.zeros((), device=device)
         """Of the last step, in nats per token."""
         self.gradient_norm = torch.zeros((), device=device)
-        self.token_log_probs = torch.zeros(settings.batch_size, settings.window, dtype=dtype, device=device)
+        self.token_log_probs = self._zeros(settings.batch_size, settings.window)
+        self.static_shapes = False
+        """Whether the last step can be captured in a graph: nothing of it waited for the device."""
         self.count = 0
-        self._graphs = _Graphs(self) if on_gpu and settings.graphs else None
+        self._kept: Tensor | None
+        self._belief: Belief
+        self._graphs: _Graphs | None
+        self._begin_dropout(settings.state_dropout)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=self.parameters[0].dtype, device=self.loss.device)
+
+    def _begin_dropout(self, dropout: float) -> None:
+        """Buffers for as many states as this dropout leaves."""
+        self.dropout, device = dropout, self.loss.device
+        first = self._draw(torch.Generator(device))
+        self._kept = first.states if isinstance(first, Kept) else None
+        states = self.model.support.states_per_word if self._kept is None else self._kept.shape[1]
+        size = self.settings.batch_size
+        self._belief = Belief(torch.zeros(size, dtype=torch.int64, device=device), self._zeros(size, states))
+        self._graphs = _Graphs(self) if device.type == "cuda" and self.settings.graphs else None
+
+    def set_dropout(self, dropout: float) -> None:
+        """Another part of the states is left out from now on; the next window has to begin afresh."""
+        if dropout == self.dropout:
+            return
+        if self._graphs is not None:
+            # Its memory is given back while nothing runs in it.
+            torch.cuda.synchronize()
+        self._begin_dropout(dropout)
+
+    def _draw(self, generator: torch.Generator) -> Window:
+        if self.settings.dropout == "columns":
+            return self.model.columns_after_dropout(self.dropout, generator)
+        return self.model.kept_after_dropout(self.dropout, generator)
 
     def __call__(self, tokens: Int[Tensor, "B T"], rate: float, fresh: bool) -> None:
         """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief."""
@@ -78,7 +102,7 @@ class Step:
             # Early on the average is short, so that it does not remember the random start.
             decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))
             self._average_weight.fill_(1 - decay)
-        with _products_in(self.model.settings.precision):
+        with products_in(self.model.settings.precision):
             if self._graphs is not None:
                 self._graphs.replay(fresh)
             else:
@@ -92,22 +116,27 @@ class Step:
         previous = None
         if not fresh and self._kept is not None:
             previous = Kept(self._kept[self.model.group_of_word[self._belief.token]])
-        kept = self.model.kept_after_dropout(self.settings.state_dropout, self.generator)
-        tables, transition = self.model(previous, kept)
+        window = self._draw(self.generator)
+        # A window that goes on from a belief and never resets asks nothing of the start.
+        begins = fresh or self.model.reset_token is not None
+        tables, transition = self.model(previous, window, with_start=begins)
+        self.static_shapes = kernels_take(tables)
         boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
         scored = score(tables, Batch(self._tokens, self._lengths), belief, boundary)
         loss = -scored.token_log_probs.sum() / self._tokens.numel()
-        for parameter in self.parameters:
-            assert parameter.grad is not None
-            parameter.grad.zero_()
+        # A gradient that is not added to another needs neither zeros before nor a sum after.
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         self.loss.copy_(loss.detach())
         self.token_log_probs.copy_(scored.token_log_probs.detach())
         self._belief.token.copy_(scored.belief.token)
         self._belief.log_probs.copy_(scored.belief.log_probs.detach())
-        if self._kept is not None and kept is not None:
-            self._kept.copy_(kept.states)
+        if self._kept is not None and isinstance(window, Kept):
+            self._kept.copy_(window.states)
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
@@ -138,9 +167,10 @@ class Step:
                 tensors[f"optimizer.{index}.{name}"] = value
         return tensors
 
-    def restore(self, tensors: dict[str, Tensor], count: int) -> None:
-        """What `state` gave, after `count` steps."""
+    def restore(self, tensors: dict[str, Tensor], count: int, dropout: float) -> None:
+        """What `state` gave, after `count` steps, the last of them with this dropout."""
         self.count = count
+        self.set_dropout(dropout)
         self.generator.set_state(tensors["generator"])
         self._belief.token.copy_(tensors["belief.token"])
         self._belief.log_probs.copy_(tensors["belief.log_probs"])
@@ -164,7 +194,7 @@ def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _products_in(precision: Precision) -> Iterator[None]:
+def products_in(precision: Precision) -> Iterator[None]:
     """The networks' matrix products on a GPU: tf32 unless the highest precision is asked for."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if precision == "highest" else "high")
@@ -175,33 +205,33 @@ def _products_in(precision: Precision) -> Iterator[None]:
 
 
 class _Graphs:
-    """The steady step as two CUDA graphs. Windows that begin a stream anew, once an epoch, run eagerly."""
+    """The steady step as two CUDA graphs, where its shapes allow. Windows that begin a stream anew, once an epoch, run
+    eagerly."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
         self._steady_is_fresh = step.settings.windows == "independent"
         self._eager_left = EAGER_STEPS
-        self._gradients: torch.cuda.CUDAGraph | None = None
-        self._update = torch.cuda.CUDAGraph()
+        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self._grads: list[Tensor | None] = []
 
     def replay(self, fresh: bool) -> None:
+        step = self._step
         if fresh != self._steady_is_fresh or self._eager_left > 0:
-            self._eager_left -= fresh == self._steady_is_fresh
-            self._step.make_gradients(fresh)
-            self._step.update()
+            self._eager_left -= fresh == self._steady_is_fresh and step.static_shapes
+            step.make_gradients(fresh)
+            step.update()
             return
-        if self._gradients is None:
-            self._capture()
-        assert self._gradients is not None
-        self._gradients.replay()
-        self._update.replay()
+        if self._graphs is None:
+            self._graphs = self._captured()
+            self._grads = [parameter.grad for parameter in step.parameters]
+        # An eager step has made gradients elsewhere.
+        for parameter, grad in zip(step.parameters, self._grads, strict=True):
+            parameter.grad = grad
+        for graph in self._graphs:
+            graph.replay()
 
-    def _capture(self) -> None:
-        torch.cuda.synchronize()
-        gradients = torch.cuda.CUDAGraph()
-        gradients.register_generator_state(self._step.generator)
-        with torch.cuda.graph(gradients):
-            self._step.make_gradients(self._steady_is_fresh)
-        with torch.cuda.graph(self._update):
-            self._step.update()
-        self._gradients = gradients
+    def _captured(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+        step = self._step
+        gradients = captured(lambda: step.make_gradients(self._steady_is_fresh), step.generator)
+        return gradients, captured(step.update)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vlhmm import __version__
+from vlhmm._version import __version__
 from vlhmm.checkpoint import save_model
 from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
@@ -108,8 +108,12 @@ def training(
     out: str | Path | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
+    save_seconds: float = 0.0,
 ) -> Iterator[Event]:
-    """The training loop, an event at a time; the last one is `Stopped`."""
+    """The training loop, an event at a time; the last one is `Stopped`.
+
+    `save_seconds`: checks that come sooner after the last save do not save, which takes long for large models.
+    """
     if corpus.tokenizer.vocab_size != model.support.num_words:
         raise ValueError(
             f"the corpus has {corpus.tokenizer.vocab_size} words, but the model has {model.support.num_words}: build the model on this corpus"
@@ -128,7 +132,7 @@ def training(
         loss_steps = LOG_STEPS if run.device.type == "cuda" else 1
         loss, losses = math.nan, list[float]()
 
-        while run.step < run.num_steps:
+        while not run.finished():
             epoch, first_window = divmod(run.step, run.steps_per_epoch)
             for tokens in run.epoch(epoch).windows(first_window):
                 run.train_step(tokens)
@@ -149,10 +153,13 @@ def training(
                         folder.log({"kind": "check", "seconds": round(time.monotonic() - begun, 3), **asdict(check)})
                 out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
                 stopping = out_of_time or stop_asked.is_set()
-                if check_due or stopping or time.monotonic() - saved_at > SAVE_SECONDS:
+                since_saved = time.monotonic() - saved_at
+                if run.finished() or stopping or since_saved >= (save_seconds if check_due else SAVE_SECONDS):
                     run.save()
                     saved_at = time.monotonic()
-                if stopping and run.step < run.num_steps:
+                if run.finished():
+                    break
+                if stopping:
                     run.finish()
                     reason: Literal["time", "interrupted"] = "interrupted" if stop_asked.is_set() else "time"
                     yield Stopped(reason, run.step, run.num_steps, run.best_perplexity, time.monotonic() - begun)
@@ -184,7 +191,13 @@ class _Run:
         self.step = 0
         self.plateau = Plateau(settings.patience, settings.decay)
         self.best_perplexity = math.inf
+        self.best_is_saved = True
         self.best_state = {name: value.detach().clone() for name, value in self.stepper.averaged.state_dict().items()}
+
+    def finished(self) -> bool:
+        """All steps are made, or the rate is so low that more of them change nothing."""
+        rate = self.settings.learning_rate * self.plateau.factor
+        return self.step >= self.num_steps or rate < self.settings.min_rate
 
     @property
     def tokens_seen(self) -> int:
@@ -201,7 +214,10 @@ class _Run:
 
     def train_step(self, tokens: Tensor) -> None:
         """One step up the gradient of log p(window | what came before it)."""
-        fresh = self.settings.windows == "independent" or self.step % self.steps_per_epoch == 0
+        epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
+        if within_epoch == 0:
+            self.stepper.set_dropout(self.settings.dropout_in(epoch))
+        fresh = self.settings.windows == "independent" or within_epoch == 0
         self.stepper(tokens, self.learning_rate(), fresh)
         self.step += 1
 
@@ -257,8 +273,7 @@ class _Run:
             self.best_state = {
                 name: value.detach().clone() for name, value in self.stepper.averaged.state_dict().items()
             }
-            if self.folder is not None:
-                save_model(self.folder.path, self.model, self.corpus.tokenizer, self.about, self.best_state)
+            self.best_is_saved = False
         if self.settings.schedule == "plateau":
             self.plateau = self.plateau.after(math.log(perplexity))
         return CheckEvent(self.step, self.num_steps, self.tokens_seen, perplexity, self.best_perplexity, improved)
@@ -267,11 +282,14 @@ class _Run:
         """Leaves the model with its best weights; a run stopped before its first check makes one."""
         if math.isinf(self.best_perplexity):
             self.check()
+            self._save_best()
         self.model.load_state_dict(self.best_state)
 
     def save(self) -> None:
         if self.folder is None:
             return
+        # First: the best weights were sound when they were checked, whatever has become of the present ones.
+        self._save_best()
         self.require_sound()
         tensors = self.stepper.state()
         for name, value in self.best_state.items():
@@ -284,6 +302,11 @@ class _Run:
         }
         self.folder.save_state(tensors, values)
 
+    def _save_best(self) -> None:
+        if self.folder is not None and not self.best_is_saved:
+            save_model(self.folder.path, self.model, self.corpus.tokenizer, self.about, self.best_state)
+            self.best_is_saved = True
+
     def restore(self) -> None:
         """Goes on exactly where `save` left off."""
         assert self.folder is not None
@@ -295,7 +318,8 @@ class _Run:
         self.step = values["step"]
         self.plateau = replace(self.plateau, **values["plateau"])
         self.best_perplexity = values["best_perplexity"]
-        self.stepper.restore(tensors, self.step)
+        last_epoch = (self.step - 1) // self.steps_per_epoch
+        self.stepper.restore(tensors, self.step, self.settings.dropout_in(last_epoch))
         self.best_state = {name: value.to(self.device) for name, value in part_of(tensors, "best.").items()}
         self.folder.cut_log(self.step)
 

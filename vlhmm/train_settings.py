@@ -8,6 +8,9 @@ from typing import Literal
 
 from vlhmm.schedule import ScheduleKind
 
+DROPOUT_STAGES = 5
+"""The rates that an annealed dropout takes: each has shapes of its own, so on a GPU it is captured anew."""
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -23,6 +26,8 @@ class TrainSettings:
     """plateau: checks without a better validation loss before the rate falls."""
     decay: float = 4.0
     """plateau: what the rate is divided by."""
+    min_rate: float = 0.0
+    """plateau: training ends when the rate has fallen below this: nothing changes any more."""
     epochs: int = 20
     batch_size: int = 16
     """Windows side by side."""
@@ -32,6 +37,11 @@ class TrainSettings:
     """carried: each window goes on from the last one's belief; independent: each begins from the start distribution."""
     state_dropout: float = 0.5
     """The part of each block's states that a step leaves out."""
+    state_dropout_end: float = -1.0
+    """The same in the last epochs, reached over the training in equal steps, between epochs; -1: it does not change."""
+    dropout: Literal["states", "columns"] = "states"
+    """states: exactly that part of each block is left out; columns: each state, independently, cannot be entered in a step,
+    which works without blocks too."""
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.0
@@ -55,9 +65,21 @@ class TrainSettings:
         for name in ("state_dropout", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0 and below 1")
+        if self.state_dropout_end != -1 and not 0 <= self.state_dropout_end < 1:
+            raise ValueError(
+                f"state_dropout_end is {self.state_dropout_end}, but must be at least 0 and below 1, or -1 for no change"
+            )
         for name in ("warmup", "final_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be between 0 and 1")
-        for name in ("weight_decay", "clip"):
+        for name in ("weight_decay", "clip", "min_rate"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0")
+
+    def dropout_in(self, epoch: int) -> float:
+        """The state dropout of an epoch, counted from 0."""
+        if self.state_dropout_end == -1:
+            return self.state_dropout
+        stages = min(DROPOUT_STAGES, self.epochs)
+        part = epoch * stages // self.epochs / max(1, stages - 1)
+        return (1 - part) * self.state_dropout + part * self.state_dropout_end

@@ -15,11 +15,23 @@ VARIANTS = {
     ),
     "neural block-factored": ModelSettings("neural", transition="block-factored", dim=4, out_scale=0.25),
     "neural, split": ModelSettings("neural", transition="softmax", dim=3, embeddings="split", target_network=True),
+    "neural, factored": ModelSettings("neural", transition="softmax", dim=8, embeddings="factored"),
+    "neural, factored, paper": ModelSettings(
+        "neural", transition="softmax", dim=8, embeddings="factored", target_network=True, initialisation="paper"
+    ),
     "linear softmax": ModelSettings("linear", transition="softmax", dim=3, embeddings="split", emission_bias=False),
     "linear, tied": ModelSettings("linear", transition="softmax", dim=3),
+    "linear, factored": ModelSettings("linear", transition="block-factored", dim=6, embeddings="factored"),
     "linear block-factored": ModelSettings("linear", transition="block-factored", dim=5, embeddings="split"),
     "scalar": ModelSettings("scalar", transition="table", init_scale=1.0),
 }
+
+ANY_SUPPORT = [
+    name
+    for name, settings in VARIANTS.items()
+    if settings.transition != "block-factored" and settings.embeddings != "factored"
+]
+"""Those that do not need a partition."""
 
 PARTITIONS = {
     "dense": dense_support(6, 5),

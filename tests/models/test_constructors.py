@@ -11,6 +11,7 @@ from small_models import VARIANTS, Blocks
 
 from vlhmm.models import Model, ModelSettings, build_blocked, linear_hmm, neural_hmm, scalar_hmm
 from vlhmm.models.encoder import ResidualMLP
+from vlhmm.models.heads import ScalarStart, TableHead, UnmaskedEmission
 
 
 def uneven_blocks(num_words: int, num_blocks: int) -> Blocks:
@@ -27,6 +28,21 @@ def test_parameters_are_the_published_ones_without_the_row_for_padding(num_words
     model = neural_hmm(uneven_blocks(num_words, 128), states_per_block)
     # The published models have one more output word, `<pad>`: an embedding of 256 and a bias.
     assert model.num_parameters == published - 257
+
+
+@pytest.mark.parametrize(("target_network", "count"), [(False, 5_608_722), (True, 5_740_818)])
+def test_block_embeddings_bring_the_paper_to_its_5_6_million(target_network, count):
+    """Embeddings of 128 for 2^14 states and 128 blocks, four networks that compose, and those of the roles."""
+    blocks = uneven_blocks(10_000, 128)
+    model = neural_hmm(blocks, 128, embeddings="factored", target_network=target_network)
+    assert model.num_parameters == count - 257
+
+
+def test_the_scalar_model_of_the_paper_has_a_logit_for_every_pair_of_state_and_word():
+    """432,308,224 with the row for padding, which is printed as 423M; no memory is taken for it here."""
+    with torch.device("meta"):
+        heads = ScalarStart(1 << 14), TableHead(1 << 14), UnmaskedEmission(1 << 14, 10_001)
+    assert sum(parameter.numel() for head in heads for parameter in head.parameters()) == 432_308_224
 
 
 def test_scalar_parameters_are_start_transition_and_the_words_own_emissions():
@@ -97,7 +113,7 @@ def test_initial_values_have_the_spread_that_is_said():
     assert (paper.emission.words.bias == 0).all()
     assert (paper.encoder.start_network.norm.weight == 1).all()
 
-    scalar = scalar_hmm(blocks, 64)
+    scalar = scalar_hmm(blocks, 64, emission="unmasked")
     for head in (scalar.start, scalar.transition, scalar.emission):
         assert head.logits.abs().max().item() == pytest.approx(0.01, rel=0.05)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import OVERLAPPING, PARTITIONS, VARIANTS, small_model
+from small_models import ANY_SUPPORT, OVERLAPPING, PARTITIONS, VARIANTS, small_model
 
 from vlhmm.hmm import HMM
 from vlhmm.models import Kept, Model, ModelSettings, build
@@ -10,7 +10,6 @@ from vlhmm.ops.emission import emitting_states
 from vlhmm.tables import Support, Tables, Transition, dense_support
 
 FACTORED = [variant for variant, settings in VARIANTS.items() if settings.transition == "block-factored"]
-OTHERS = [variant for variant in VARIANTS if variant not in FACTORED]
 
 
 def every_row(transition: Transition, rows: int) -> torch.Tensor:
@@ -59,7 +58,7 @@ def test_every_row_sums_to_one_with_and_without_dropout(variant, kind):
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-@pytest.mark.parametrize("variant", OTHERS)
+@pytest.mark.parametrize("variant", ANY_SUPPORT)
 @pytest.mark.parametrize("kind", OVERLAPPING)
 def test_every_row_sums_to_one_without_a_partition(variant, kind):
     assert_normalised(small_model(variant, OVERLAPPING[kind]).tables())
@@ -103,7 +102,7 @@ def test_boundary_alone_equals_boundary_with_tables(variant):
     alone = model.boundary(previous, kept)
     assert together is not None
     rows = previous.states.numel()
-    assert torch.equal(every_row(alone, rows), every_row(together, rows))
+    torch.testing.assert_close(every_row(alone, rows), every_row(together, rows))
     # A batch needs the blocks of its last tokens alone, some of them twice.
     some = torch.tensor([3, 1, 3])
     expected = every_row(alone, rows).view(*previous.states.shape, -1)[some].flatten(0, 1)
@@ -150,11 +149,11 @@ def test_gradients_reach_every_parameter_and_are_finite(variant, kind):
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         # What all states share cancels in the softmax of the start.
-        if name not in ("start.score.bias", "encoder.start_network.norm.bias"):
+        if name not in ("start.score.bias", "encoder.start_network.norm.bias", "encoder.start_network.1.norm.bias"):
             assert (parameter.grad != 0).any(), name
 
 
-@pytest.mark.parametrize("variant", OTHERS)
+@pytest.mark.parametrize("variant", ANY_SUPPORT)
 def test_states_without_words_leave_inference_and_gradients_whole(variant):
     model = small_model(variant, OVERLAPPING["uniform, states without words"])
     HMM(model.tables()).log_prob(torch.tensor([[0, 1, 2, 1], [2, 2, 0, 1]])).sum().backward()
@@ -171,6 +170,39 @@ def test_all_sentences_sum_to_one(variant):
     for kept in (None, two_draws(model)[1]):
         total = HMM(model.tables(kept)).log_prob(sentences).exp().sum()
         torch.testing.assert_close(total, torch.ones_like(total))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_window_that_never_begins_needs_no_start(variant):
+    """All else is the same, and so is every gradient; the start cannot be used by mistake."""
+    model = small_model(variant, PARTITIONS["blocked"])
+    previous, kept = two_draws(model)
+    gradients = []
+    for with_start in (True, False):
+        tables, boundary = model(previous, kept, with_start=with_start)
+        assert boundary is not None
+        assert (tables.log_start == -torch.inf).all() != with_start
+        model.zero_grad()
+        rows = torch.arange(tables.num_states), torch.arange(previous.states.numel())
+        totals = tables.transition.log_rows(rows[0]), boundary.log_rows(rows[1]), tables.log_emission
+        sum((total * total).sum() for total in totals).backward()
+        gradients.append([parameter.grad for name, parameter in model.named_parameters() if "start" not in name])
+    for with_start, without in zip(*gradients, strict=True):
+        assert with_start is not None
+        torch.testing.assert_close(without, with_start, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variant", ["neural, factored", "neural, factored, paper", "linear, factored"])
+def test_states_of_a_block_share_half_of_their_embedding(variant):
+    encoder = small_model(variant, PARTITIONS["blocked"]).encoder
+    per_block, half = 5, VARIANTS[variant].dim // 2
+    embedded = encoder._embedded(encoder.embedding, None)
+    some = torch.tensor([7, 3, 19, 7])
+    assert torch.equal(encoder._embedded(encoder.embedding, some), embedded[some])
+    blocks = embedded.view(4, per_block, 2 * half)
+    assert (blocks[:, :, :half] == blocks[:, :1, :half]).all()
+    assert torch.equal(embedded[:, half:], encoder.embedding.weight)
+    assert blocks[:, 0, :half].unique().numel() == 4 * half
 
 
 def test_tied_linear_transition_logits_are_symmetric():
@@ -201,6 +233,8 @@ def test_bad_requests_are_refused():
         uniform.kept_after_dropout(0.5)
     with pytest.raises(ValueError, match=r"block-factored.*partitioned into blocks"):
         small_model("neural block-factored", OVERLAPPING["uniform"])
+    with pytest.raises(ValueError, match=r"factored.*partitioned into blocks"):
+        small_model("neural, factored", OVERLAPPING["uniform"])
     blocked = small_model("neural softmax", PARTITIONS["blocked"])
     with pytest.raises(ValueError, match="kept for 2 blocks, but the model has 4"):
         blocked.tables(Kept(torch.tensor([[0, 1], [5, 6]])))

@@ -37,6 +37,8 @@ def test_unknown_key_is_refused_with_the_nearest_known():
         ({"out_scale": float("nan")}, "out_scale is nan"),
         ({"out_scale": "big"}, "out_scale is 'big', but must be of type float"),
         ({"parameterization": "scalar"}, "'softmax' does not go with parameterization 'scalar'"),
+        ({"embeddings": "factored", "dim": 5}, "dim is 5, but factored embeddings are two halves"),
+        ({"emission": "unmasked"}, '"unmasked" is for scalar models'),
         ({"transition": "table"}, "'table' does not go with parameterization 'neural'"),
     ],
 )

@@ -8,19 +8,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlhmm.models.dropout import Kept, draw_kept
-from vlhmm.models.model import Model
+from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
+from vlhmm.models.model import Model, Window
 from vlhmm.models.settings import ModelSettings
 from vlhmm.tables import Support, blocked_support
 
 __all__ = [
     "Kept",
+    "LiveColumns",
     "Model",
     "ModelSettings",
     "Reset",
+    "Window",
     "WordBlocks",
     "build",
     "build_blocked",
+    "draw_columns",
     "draw_kept",
     "linear_hmm",
     "neural_hmm",

@@ -1,12 +1,14 @@
-"""State dropout: which states of each block a window uses."""
+"""State dropout: which states a window uses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
+
+from vlhmm.tables import Support
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,16 @@ class Kept:
     """State numbers, ascending within each block."""
 
 
+@dataclass(frozen=True)
+class LiveColumns:
+    """All states stay, but a window enters those alone that are alive."""
+
+    live: Bool[Tensor, " Z"]
+
+
 def kept_per_block(states_per_block: int, dropout: float) -> int:
     """round((1 - dropout) K), at least 1."""
-    if not 0 <= dropout < 1:
-        raise ValueError(f"state dropout is {dropout}, but must be at least 0 and less than 1")
+    _check_rate(dropout)
     return max(1, round((1 - dropout) * states_per_block))
 
 
@@ -43,3 +51,30 @@ def draw_kept(
     within_block = keys.topk(kept, dim=1).indices.sort(dim=1).values
     first_of_block = torch.arange(num_blocks, device=keys.device)[:, None] * states_per_block
     return Kept((within_block + first_of_block).to(device=device))
+
+
+def draw_columns(
+    support: Support,
+    dropout: float,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> LiveColumns | None:
+    """Each state is alive with probability 1 - dropout, independently; None: all are.
+
+    Where that leaves a word without a state, one of its states, each with the same chance, stays alive all the same:
+    nothing would be possible there. Works for every support, and shapes do not depend on the draw.
+    """
+    _check_rate(dropout)
+    if dropout == 0:
+        return None
+    keys = torch.rand(support.num_states, generator=generator, device=generator.device if generator else None)
+    keys = keys.to(device=device)
+    live = keys >= dropout
+    # If any state of a group is alive, then the one with its largest key is.
+    largest = keys[support.states_of_group].argmax(dim=1, keepdim=True)
+    return LiveColumns(live.index_fill(0, support.states_of_group.gather(1, largest).flatten(), True))
+
+
+def _check_rate(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"state dropout is {dropout}, but must be at least 0 and less than 1")

@@ -10,15 +10,18 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from vlhmm.models.settings import ModelSettings
+from vlhmm.ops.residual_network import residual_network
+from vlhmm.precision import Precision
 
 
 @dataclass(frozen=True)
 class StateFeatures:
     """What n states look like in each of their roles."""
 
-    start: Float[Tensor, "n H"]
-    out: Float[Tensor, "n H"]
-    """The state that a transition leaves."""
+    start: Float[Tensor, "n H"] | None
+    """None where nobody asked for it."""
+    out: Float[Tensor, "m H"]
+    """The state that a transition leaves; behind the n states further ones, where they were asked for."""
     into: Float[Tensor, "n H"]
     """The state that a transition enters."""
     emit: Float[Tensor, "n H"]
@@ -30,46 +33,62 @@ class ResidualMLP(nn.Module):
     Appendix A.3 of Chiu & Rush; the biases are those of their code.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, precision: Precision = "highest") -> None:
         super().__init__()
+        self.precision = precision
         self.first = skip_init(nn.Linear, dim, dim)
         self.second = skip_init(nn.Linear, dim, dim)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
-        hidden = self.first(embedding).relu()
-        normed: Tensor = self.norm(self.second(hidden).relu() + hidden)
-        return normed
+        return residual_network(
+            embedding,
+            *(self.first.weight, self.first.bias, self.second.weight, self.second.bias),
+            *(self.norm.weight, self.norm.bias),
+            eps=self.norm.eps,
+            precision=self.precision,
+        )
 
 
 class StateEncoder(nn.Module):
-    """An embedding for every state, tied over the roles or split, and a network (or none) for each role."""
+    """An embedding for every state, tied over the roles, split or shared with its block, and for each role a network, two
+    (where halves are composed first) or none."""
 
     embedding: nn.Embedding
     """For entering, and under tied embeddings for every role."""
 
     def __init__(self, num_states: int, settings: ModelSettings) -> None:
         super().__init__()
-        dim = settings.dim
+        dim, self.states_per_block = settings.dim, settings.states_per_block
+        split, factored = settings.embeddings == "split", settings.embeddings == "factored"
         # `skip_init` leaves the values to `initialise`: nothing here draws from the global generator.
-        self.embedding = skip_init(nn.Embedding, num_states, dim)
-        split = settings.embeddings == "split"
+        self.embedding = skip_init(nn.Embedding, num_states, dim // 2 if factored else dim)
+        num_blocks = num_states // self.states_per_block
+        self.block_embedding = skip_init(nn.Embedding, num_blocks, dim // 2) if factored else None
         self.out_embedding = skip_init(nn.Embedding, num_states, dim) if split else None
         self.emit_embedding = skip_init(nn.Embedding, num_states, dim) if split else None
 
         neural = settings.parameterization == "neural"
-        self.start_network = ResidualMLP(dim) if neural else nn.Identity()
-        self.out_network = ResidualMLP(dim) if neural else nn.Identity()
-        self.into_network = ResidualMLP(dim) if neural and settings.target_network else nn.Identity()
-        self.emit_network = ResidualMLP(dim) if neural else nn.Identity()
+        # Appendix A.3: a network composes the halves, unshared, also for the target, which has none of its own in the code.
+        depth = neural * (1 + factored)
+        self.start_network = _networks(depth, settings)
+        self.out_network = _networks(depth, settings)
+        self.into_network = _networks(neural * (settings.target_network + factored), settings)
+        self.emit_network = _networks(depth, settings)
 
-    def features(self, states: Int[Tensor, " n"] | None) -> StateFeatures:
-        """The features of `states`; None: of all."""
-        shared = rows(self.embedding.weight, states)
-        out = shared if self.out_embedding is None else rows(self.out_embedding.weight, states)
-        emit = shared if self.emit_embedding is None else rows(self.emit_embedding.weight, states)
+    def features(
+        self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
+    ) -> StateFeatures:
+        """The features of `states`; None: of all. `leaving`: these are left, `states` themselves first; None: they alone."""
+        # Looked up and encoded together, so that the gradient of a large table is made once.
+        num_states = self.embedding.num_embeddings if states is None else states.shape[0]
+        leaving = states if leaving is None else leaving
+        embedded = self._embedded(self.embedding, leaving)
+        shared = embedded if embedded.shape[0] == num_states else embedded[:num_states]
+        out = embedded if self.out_embedding is None else self._embedded(self.out_embedding, leaving)
+        emit = shared if self.emit_embedding is None else self._embedded(self.emit_embedding, states)
         return StateFeatures(
-            start=self.start_network(shared),
+            start=self.start_network(shared) if start else None,
             out=self.out_network(out),
             into=self.into_network(shared),
             emit=self.emit_network(emit),
@@ -78,13 +97,23 @@ class StateEncoder(nn.Module):
     def out(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
         """`features(states).out` alone."""
         embedding = self.embedding if self.out_embedding is None else self.out_embedding
-        features: Tensor = self.out_network(rows(embedding.weight, states))
+        features: Tensor = self.out_network(self._embedded(embedding, states))
         return features
 
     def into(self, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
         """`features(states).into` alone."""
-        features: Tensor = self.into_network(rows(self.embedding.weight, states))
+        features: Tensor = self.into_network(self._embedded(self.embedding, states))
         return features
+
+    def _embedded(self, embedding: nn.Embedding, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
+        own = rows(embedding.weight, states)
+        if self.block_embedding is None:
+            return own
+        if states is None:
+            block = self.block_embedding.weight[:, None].expand(-1, self.states_per_block, -1).flatten(0, 1)
+        else:
+            block = rows(self.block_embedding.weight, states // self.states_per_block)
+        return torch.cat([block, own], dim=1)
 
 
 class NoEncoder(nn.Module):
@@ -95,9 +124,12 @@ class NoEncoder(nn.Module):
         self.register_buffer("nothing", torch.empty(num_states, 0), persistent=False)
         self.nothing: Tensor
 
-    def features(self, states: Int[Tensor, " n"] | None) -> StateFeatures:
+    def features(
+        self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
+    ) -> StateFeatures:
         nothing = rows(self.nothing, states)
-        return StateFeatures(nothing, nothing, nothing, nothing)
+        out = nothing if leaving is None else rows(self.nothing, leaving)
+        return StateFeatures(nothing if start else None, out, nothing, nothing)
 
     def out(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
         return rows(self.nothing, states)
@@ -110,3 +142,15 @@ def rows(per_state: Shaped[Tensor, "Z ..."], states: Int[Tensor, " n"] | None) -
     """per_state[states]; None: all of it."""
     # Unlike indexing, `index_select` has a gradient that sorts nothing.
     return per_state if states is None else per_state.index_select(0, states)
+
+
+def _networks(depth: int, settings: ModelSettings) -> nn.Module:
+    """So many residual networks, one after the other."""
+    networks = [ResidualMLP(settings.dim, settings.precision) for _ in range(depth)]
+    match networks:
+        case []:
+            return nn.Identity()
+        case [network]:
+            return network
+        case _:
+            return nn.Sequential(*networks)

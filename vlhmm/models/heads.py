@@ -67,11 +67,7 @@ class SoftmaxHead(nn.Module):
     ) -> Transition:
         out = out * self.out_scale
         if live is not None:
-            # One more feature, 1 times 0 or -inf: dead columns have probability 0 wherever out . in is taken.
-            # Its own gradient, 0 times -inf, is never used: both factors are constants.
-            barrier = into.new_zeros(into.shape[0], 1).masked_fill(~live[:, None], -torch.inf)
-            out = torch.cat([out, out.new_ones(out.shape[0], 1)], dim=1)
-            into = torch.cat([into, barrier], dim=1)
+            out, into = _behind_barrier(out, into, live)
         return SoftmaxTransition(out, into, row_logsumexp(out, into, precision=self.precision))
 
 
@@ -91,10 +87,14 @@ class BlockFactoredHead(nn.Module):
         into: Float[Tensor, "m H"],
         live: Bool[Tensor, " m"] | None,
     ) -> Transition:
-        # A partition's block is dead or alive as a whole.
-        live_blocks = None if live is None else live.view(self.block.out_features, -1)[:, 0]
-        log_block = _mask(self.block(out), live_blocks).log_softmax(dim=1)
-        return BlockFactoredTransition(log_block, out * self.out_scale, into)
+        if live is None:
+            return BlockFactoredTransition(self.block(out).log_softmax(dim=1), out * self.out_scale, into)
+        by_block = live.view(self.block.out_features, -1)
+        live_blocks = by_block.any(dim=1, keepdim=True)
+        log_block = _mask(self.block(out), live_blocks[:, 0]).log_softmax(dim=1)
+        # A block that is dead as a whole is never entered; a softmax over none of its states would be NaN.
+        within = (by_block | ~live_blocks).flatten()
+        return BlockFactoredTransition(log_block, *_behind_barrier(out * self.out_scale, into, within))
 
 
 class TableHead(nn.Module):
@@ -158,10 +158,40 @@ class ScalarEmission(nn.Module):
         return normalize_over_words(logits, support, layout)
 
 
+class UnmaskedEmission(nn.Module):
+    """log p(x | z) from free logits (z, x), normalised over all words, those that z can never emit included."""
+
+    def __init__(self, num_states: int, num_words: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.empty(num_states, num_words))
+
+    def forward(
+        self,
+        states: Int[Tensor, " n"] | None,
+        features: Float[Tensor, "n H"],
+        support: Support,
+        layout: WordLayout | None,
+    ) -> Float[Tensor, "X K"]:
+        logits = rows(self.logits, states)
+        emitters = support.states_of_group[support.group_of_word]
+        log_normalizer = logits.logsumexp(dim=1).index_select(0, emitters.flatten()).view_as(emitters)
+        return logits.T.gather(1, emitters) - log_normalizer
+
+
 StartHead = FactoredStart | ScalarStart
 TransitionHead = SoftmaxHead | BlockFactoredHead | TableHead
-EmissionHead = FactoredEmission | ScalarEmission
+EmissionHead = FactoredEmission | ScalarEmission | UnmaskedEmission
 
 
 def _mask(logits: Float[Tensor, "... n"], live: Bool[Tensor, " n"] | None) -> Float[Tensor, "... n"]:
     return logits if live is None else logits.masked_fill(~live, -torch.inf)
+
+
+def _behind_barrier(
+    out: Float[Tensor, "n H"], into: Float[Tensor, "m H"], live: Bool[Tensor, " m"]
+) -> tuple[Float[Tensor, "n W"], Float[Tensor, "m W"]]:
+    """One more feature, 1 times 0 or -inf: dead columns have probability 0 wherever out . in is taken."""
+    # Its own gradient, 0 times -inf, is never used: both factors are constants.
+    barrier = into.new_zeros(into.shape[0], 1).masked_fill(~live[:, None], -torch.inf)
+    ones = out.new_ones(out.shape[0], 1)
+    return torch.cat([out, ones], dim=1), torch.cat([into, barrier], dim=1)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from vlhmm.models.heads import ScalarEmission, ScalarStart, TableHead
+from vlhmm.models.heads import ScalarEmission, ScalarStart, TableHead, UnmaskedEmission
 from vlhmm.models.settings import ModelSettings
 
 
@@ -30,7 +30,7 @@ def initialise(model: nn.Module, settings: ModelSettings, generator: torch.Gener
             case nn.LayerNorm():
                 module.weight.fill_(1.0)
                 module.bias.zero_()
-            case ScalarStart() | TableHead() | ScalarEmission():
+            case ScalarStart() | TableHead() | ScalarEmission() | UnmaskedEmission():
                 _uniform(module.logits, settings.init_scale, generator)
             case _:
                 pass

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from vlhmm.memory import require_memory
-from vlhmm.models.dropout import Kept, draw_kept
+from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.encoder import NoEncoder, StateEncoder, rows
 from vlhmm.models.heads import (
     BlockFactoredHead,
@@ -20,18 +20,31 @@ from vlhmm.models.heads import (
     StartHead,
     TableHead,
     TransitionHead,
+    UnmaskedEmission,
 )
 from vlhmm.models.initialisation import initialise
 from vlhmm.models.settings import ModelSettings
 from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
-from vlhmm.tables import Support, Tables, Transition, blocked_support
+from vlhmm.tables import (
+    BlockFactoredTransition,
+    SoftmaxTransition,
+    Support,
+    Tables,
+    TableTransition,
+    Transition,
+    blocked_support,
+)
+
+Window = Kept | LiveColumns | None
+"""The states that a window uses: some of each block, all but with dead columns, or all."""
 
 
 class Model(nn.Module):
     """An encoder and three heads over one support.
 
     States can be dropped: a window then uses the states of a `Kept`, renumbered 0, 1, ... in its order. Its
-    tables are a smaller HMM: start and transition normalised over the kept states, emissions as they were.
+    tables are a smaller HMM: start and transition normalised over the kept states, emissions as they were. Under
+    `LiveColumns` states keep their numbers, and start and transition are normalised over those alive.
     """
 
     encoder: StateEncoder | NoEncoder
@@ -71,7 +84,9 @@ class Model(nn.Module):
                 self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
             case "table":
                 self.transition = TableHead(support.num_states)
-        if scalar:
+        if settings.emission == "unmasked":
+            self.emission = UnmaskedEmission(support.num_states, support.num_words)
+        elif scalar:
             self.emission = ScalarEmission(support.num_words, support.states_per_word)
         else:
             self.emission = FactoredEmission(
@@ -104,9 +119,9 @@ class Model(nn.Module):
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def tables(self, kept: Kept | None = None) -> Tables:
-        """The HMM over the kept states; None: over all."""
-        return self.tables_with_boundary(None, kept)[0]
+    def tables(self, window: Window = None) -> Tables:
+        """The HMM over the states of `window`; None: over all."""
+        return self.tables_with_boundary(None, window)[0]
 
     def boundary(self, source: Kept, target: Kept | None) -> Transition:
         """From the states of `source` to those of `target` (None: all), normalised over `target`.
@@ -116,32 +131,46 @@ class Model(nn.Module):
         target_states = self._flat(target)
         source_states = source.states.flatten()
         into = self.encoder.into(target_states)
-        return self._transition(source_states, self.encoder.out(source_states), target_states, into)
+        return self._transition(source_states, self.encoder.out(source_states), target_states, into, None)
 
-    def tables_with_boundary(self, previous: Kept | None, kept: Kept | None) -> tuple[Tables, Transition | None]:
-        """`tables(kept)` and `boundary(previous, kept)`, each network run once.
+    def tables_with_boundary(
+        self, previous: Kept | None, window: Window, *, with_start: bool = True
+    ) -> tuple[Tables, Transition | None]:
+        """`tables(window)` and `boundary(previous, window)`, each network run once.
 
-        No boundary for previous = None: then beliefs are carried by the tables' own transition.
+        No boundary for previous = None: then beliefs are carried by the tables' own transition. Without `with_start` the
+        start is left impossible: a window that goes on from a belief and has no reset never reads it.
         """
-        states = self._flat(kept)
-        support = self.support_of(kept)
-        features = self.encoder.features(states)
+        states, leaving = self._flat(window), None
+        if previous is not None:
+            numbers = self.states_of_group.flatten() if states is None else states
+            leaving = torch.cat([numbers, previous.states.flatten()])
+        support = self.support_of(window)
+        features = self.encoder.features(states, leaving, start=with_start)
+        log_start = features.emit.new_full((support.num_states,), -torch.inf)
+        if features.start is not None:
+            log_start = self.start(states, features.start, self._live(states, window))
+        transition = self._transition(
+            states if leaving is None else leaving, features.out, states, features.into, window
+        )
+        boundary = None
+        if previous is not None:
+            transition, boundary = _split_rows(transition, [support.num_states, previous.states.numel()])
         tables = Tables(
             support,
-            self.start(states, features.start, self._live(states)),
-            self._transition(states, features.out, states, features.into),
+            log_start,
+            transition,
             self.emission(states, features.emit, support, self._layout()),
             self.reset_token,
             self.settings.precision,
         )
-        if previous is None:
-            return tables, None
-        source = previous.states.flatten()
-        return tables, self._transition(source, self.encoder.out(source), states, features.into)
+        return tables, boundary
 
-    def forward(self, previous: Kept | None, kept: Kept | None) -> tuple[Tables, Transition | None]:
+    def forward(
+        self, previous: Kept | None, window: Window, *, with_start: bool = True
+    ) -> tuple[Tables, Transition | None]:
         """`tables_with_boundary`."""
-        return self.tables_with_boundary(previous, kept)
+        return self.tables_with_boundary(previous, window, with_start=with_start)
 
     def kept_after_dropout(self, dropout: float, generator: torch.Generator | None = None) -> Kept | None:
         """A draw of the states that a window uses; None: all of them."""
@@ -150,32 +179,41 @@ class Model(nn.Module):
         support = self.support
         return draw_kept(support.num_groups, support.states_per_word, dropout, generator, support.group_of_word.device)
 
+    def columns_after_dropout(self, dropout: float, generator: torch.Generator | None = None) -> LiveColumns | None:
+        """A draw of the states that a window may enter; None: all of them."""
+        return draw_columns(self.support, dropout, generator, self.group_of_word.device)
+
     def all_states(self) -> Kept:
         """All states as a `Kept`, for a boundary that comes from a window without dropout."""
         self._check_partition()
         return Kept(self.states_of_group)
 
-    def support_of(self, kept: Kept | None) -> Support:
-        """The support of `tables(kept)`."""
-        if kept is None:
+    def support_of(self, window: Window) -> Support:
+        """The support of `tables(window)`."""
+        if not isinstance(window, Kept):
             return self.support
         self._check_partition()
-        if kept.states.shape[0] != self.states_of_group.shape[0]:
+        if window.states.shape[0] != self.states_of_group.shape[0]:
             raise ValueError(
-                f"states are kept for {kept.states.shape[0]} blocks, but the model has "
+                f"states are kept for {window.states.shape[0]} blocks, but the model has "
                 f"{self.states_of_group.shape[0]}: keep some of each"
             )
-        return blocked_support(self.group_of_word, *kept.states.shape)
+        return blocked_support(self.group_of_word, *window.states.shape)
 
-    def _transition(self, source: Tensor | None, out: Tensor, target: Tensor | None, into: Tensor) -> Transition:
-        transition: Transition = self.transition(source, out, target, into, self._live(target))
+    def _transition(
+        self, source: Tensor | None, out: Tensor, target: Tensor | None, into: Tensor, window: Window
+    ) -> Transition:
+        transition: Transition = self.transition(source, out, target, into, self._live(target, window))
         return transition
 
-    def _flat(self, kept: Kept | None) -> Int[Tensor, " n"] | None:
-        return None if kept is None else kept.states.flatten()
+    def _flat(self, window: Window) -> Int[Tensor, " n"] | None:
+        return window.states.flatten() if isinstance(window, Kept) else None
 
-    def _live(self, states: Int[Tensor, " n"] | None) -> Tensor | None:
-        return None if self._emitting is None else rows(self._emitting, states)
+    def _live(self, states: Int[Tensor, " n"] | None, window: Window) -> Bool[Tensor, " n"] | None:
+        emitting = None if self._emitting is None else rows(self._emitting, states)
+        if not isinstance(window, LiveColumns):
+            return emitting
+        return window.live if emitting is None else window.live & emitting
 
     def _layout(self) -> WordLayout:
         return WordLayout(
@@ -189,12 +227,28 @@ class Model(nn.Module):
 
     def _check_partition(self) -> None:
         if not self._partition:
-            raise ValueError("state dropout keeps states of each block: it needs a support that is a partition")
+            raise ValueError(
+                "state dropout keeps states of each block: it needs a support that is a partition, or dropout by columns"
+            )
 
 
 def _lay_out_again(model: Model, _: object) -> None:
     # A function of the module, not a bound method: copies of a model then refer to themselves, and can be pickled.
     model._lay_out()
+
+
+def _split_rows(transition: Transition, sizes: list[int]) -> list[Transition]:
+    """The same transition from some of its states, and from the others."""
+    # Unlike that of slices, the gradient of a split is one copy.
+    match transition:
+        case TableTransition(log_prob):
+            return [TableTransition(part) for part in log_prob.split(sizes)]
+        case SoftmaxTransition(out, into, log_normalizer):
+            parts = zip(out.split(sizes), log_normalizer.split(sizes), strict=True)
+            return [SoftmaxTransition(part, into, row_term) for part, row_term in parts]
+        case BlockFactoredTransition(log_block, out, into):
+            parts = zip(log_block.split(sizes), out.split(sizes), strict=True)
+            return [BlockFactoredTransition(row_term, part, into) for row_term, part in parts]
 
 
 def _check(settings: ModelSettings, support: Support, reset_token: int | None) -> None:
@@ -205,6 +259,15 @@ def _check(settings: ModelSettings, support: Support, reset_token: int | None) -
         )
     if settings.transition == "block-factored" and not support.partition:
         raise ValueError('transition "block-factored" needs words and states partitioned into blocks: use "softmax"')
+    if settings.embeddings == "factored" and not support.partition:
+        raise ValueError('embeddings "factored" need words and states partitioned into blocks: use "tied" or "split"')
+    if settings.emission == "unmasked":
+        require_memory(
+            support.num_states * support.num_words * torch.get_default_dtype().itemsize,
+            f"an emission table of {support.num_states} states and {support.num_words} words",
+            'use fewer states, or emission "blocked"',
+            support.group_of_word.device,
+        )
     if settings.transition == "table":
         require_memory(
             support.num_states**2 * torch.get_default_dtype().itemsize,

@@ -23,16 +23,21 @@ class ModelSettings:
     """softmax: over all states; block-factored: over blocks, then over a block's states; table: free logits."""
     target_network: bool = False
     """A network for the state that is entered (Chiu & Rush, eq. 9), or its raw embedding (their code)."""
-    embeddings: Literal["tied", "split"] = "tied"
-    """tied: one embedding a state; split: one each for leaving, entering (start too) and emitting."""
+    embeddings: Literal["tied", "split", "factored"] = "tied"
+    """tied: one embedding a state; split: one each for leaving, entering (start too) and emitting; factored: half of it the
+    state's own, half its block's, and in a neural model a further network for each role composes the two."""
     out_scale: float = 1.0
     """Multiplies out in out . in: below 1, training begins with flatter transitions."""
+    emission: Literal["blocked", "unmasked"] = "blocked"
+    """blocked: normalised over the words that a state can emit; unmasked, in scalar models: over all words, with a logit for
+    every pair. What falls on words of other blocks is then lost: perplexity is an upper bound, and the tables, which can be
+    scored, are not a whole HMM that could be asked anything else."""
     emission_bias: bool = True
     """A bias for every word."""
     initialisation: Literal["code", "paper"] = "code"
     """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0."""
     precision: Precision = "bf16"
-    """What matrix products on a GPU read, in recursion, normaliser and emissions; a CPU computes in float32."""
+    """What matrix products on a GPU read, in networks, recursion, normaliser and emissions; a CPU computes in float32."""
     init_scale: float = 0.01
     """Scalar tables start from U(-init_scale, init_scale)."""
 
@@ -47,6 +52,13 @@ class ModelSettings:
             raise ValueError(
                 f"transition {self.transition!r} does not go with parameterization "
                 f'{self.parameterization!r}: a scalar model has transition "table", the others "softmax" or "block-factored"'
+            )
+
+        if self.embeddings == "factored" and self.dim % 2:
+            raise ValueError(f"dim is {self.dim}, but factored embeddings are two halves of it: make it even")
+        if self.emission == "unmasked" and self.parameterization != "scalar":
+            raise ValueError(
+                f'emission "unmasked" is for scalar models, not for parameterization {self.parameterization!r}: use "blocked"'
             )
 
     def to_dict(self) -> dict[str, Any]:

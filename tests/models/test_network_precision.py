@@ -1,0 +1,64 @@
+"""Networks in bf16 at the size of a model: how far log p of a sentence is off; and that nothing else is rounded."""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Read by triton when it is first imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from small_models import Blocks
+
+from vlhmm.hmm import HMM
+from vlhmm.models import Model, neural_hmm
+from vlhmm.models.encoder import ResidualMLP
+from vlhmm.ops import residual_network as op
+
+WORDS, NUM_BLOCKS, PER_BLOCK, DIM = 400, 16, 64, 128
+
+
+def middling(transition: str, initialisation: str, precision: str = "bf16") -> Model:
+    return neural_hmm(
+        Blocks(np.arange(WORDS) % NUM_BLOCKS, NUM_BLOCKS),
+        PER_BLOCK,
+        DIM,
+        transition=transition,  # type: ignore[arg-type]
+        initialisation=initialisation,
+        precision=precision,
+        out_scale=1.0 if transition == "softmax" else 0.25,
+    )
+
+
+def log_probs(model: Model) -> torch.Tensor:
+    tokens = torch.randint(WORDS, (4, 64), generator=torch.Generator().manual_seed(1))
+    return HMM(model.tables().detach()).log_prob(tokens).double()
+
+
+# Embeddings from N(0, 1) under a softmax over all states are beyond bf16: there the operands of out . in alone put log p off by
+# 1e-3, since their logits spread by 16.
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a process has kernels compiled or interpreted, not both")
+@pytest.mark.parametrize(
+    ("transition", "initialisation"), [("softmax", "paper"), ("block-factored", "paper"), ("block-factored", "code")]
+)
+def test_log_p_of_64_tokens_is_off_by_less_than_3e_4(
+    transition: str, initialisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = middling(transition, initialisation)
+    expected = log_probs(copy.deepcopy(model).double())
+    torch.testing.assert_close(log_probs(model), expected, rtol=1e-6, atol=0)
+    monkeypatch.setattr(op, "_kernels_take", lambda _: True)
+    off = (log_probs(model) / expected - 1).abs()
+    assert (off > 1e-7).any()
+    assert (off < 3e-4).all()
+
+
+@pytest.mark.parametrize("precision", ["highest", "tf32", "bf16"])
+def test_on_a_cpu_every_precision_is_float32(precision: str) -> None:
+    model, exact = middling("block-factored", "paper", precision), middling("block-factored", "paper", "highest")
+    assert torch.equal(log_probs(model), log_probs(exact))
+    assert all(module.precision == precision for module in model.modules() if isinstance(module, ResidualMLP))

@@ -1,0 +1,30 @@
+"""Work on a GPU as a CUDA graph, also while other threads use the same GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+_ONE_AT_A_TIME = threading.Lock()
+_OF_THIS_THREAD = threading.local()
+
+
+def captured(work: Callable[[], None], generator: torch.Generator | None = None) -> torch.cuda.CUDAGraph:
+    """A graph that does `work`, which must neither wait for the device nor change its shapes; `generator` is drawn from.
+
+    A thread captures on a stream of its own: the matrix library keeps one workspace a stream, and two graphs that share one
+    spoil each other's products when they run side by side.
+    """
+    if not hasattr(_OF_THIS_THREAD, "stream"):
+        _OF_THIS_THREAD.stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        graph.register_generator_state(generator)
+    with _ONE_AT_A_TIME:
+        torch.cuda.synchronize()
+        # What other threads do meanwhile does not go into the graph and is no reason to refuse it.
+        with torch.cuda.graph(graph, stream=_OF_THIS_THREAD.stream, capture_error_mode="thread_local"):
+            work()
+    return graph
