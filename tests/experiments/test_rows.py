@@ -1,0 +1,237 @@
+"""Running a row: once, as far as asked, from where it stopped, and exactly what the library gives."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small_tables import TABLE, events_of, row_run, small_corpus, small_table
+
+import vlhmm
+from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.experiments.measure import CURVE_POINTS, running_train, seconds_per_epoch, thinned_curve
+from vlhmm.experiments.results import ResultError, read_result
+from vlhmm.experiments.row_training import RowStopped
+from vlhmm.experiments.rows import RowDone, cut_training_text, run_row
+from vlhmm.experiments.side_by_side import train_side_by_side
+from vlhmm.recipe import Recipe
+from vlhmm.run_folder import read_log
+from vlhmm.train import StepEvent
+
+
+@pytest.fixture(scope="module")
+def corpus() -> vlhmm.Corpus:
+    return small_corpus()
+
+
+@pytest.fixture(scope="module")
+def finished(corpus: vlhmm.Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the row HMM has been run."""
+    folder = tmp_path_factory.mktemp("finished")
+    events_of(row_run(small_table(folder), "HMM", corpus), corpus)
+    return folder
+
+
+def result_of(folder: Path) -> dict[str, object]:
+    (path,) = (folder / "results").glob("*.json")
+    return dict(json.loads(path.read_text()))
+
+
+def test_a_result_says_what_was_measured_and_how(corpus: vlhmm.Corpus, finished: Path) -> None:
+    run = row_run(small_table(finished), "HMM", corpus)
+    found = run.found()
+    assert found is not None
+    result = found[1]
+    lm = vlhmm.load(run.folder)
+    exact = evaluate(HMMScorer(lm.hmm.tables), corpus.valid)
+    assert result.measured["valid"] == pytest.approx(exact.perplexity, rel=1e-9)
+    assert "one exact stream" in result.protocols["valid"]
+    assert result.measured["parameters"] == lm.model.num_parameters
+    expected = {"running_train", "train", "training_ms", "regenerating_ms", "cached_ms"}
+    assert expected <= result.measured.keys()
+    assert result.status == "finished"
+    assert result.settings["train"]["epochs"] == 2
+    assert result.corpus_hash == corpus.hash
+    assert result.command == "vlhmm table run HMM"
+    checks = [record for record in read_log(run.folder) if record["kind"] == "check"]
+    assert [point["tokens"] for point in result.curve] == [check["tokens"] for check in checks]
+
+
+def test_the_test_text_is_scored_only_where_asked(corpus: vlhmm.Corpus, finished: Path, tmp_path: Path) -> None:
+    assert "test" not in result_of(finished)["measured"]  # type: ignore[operator]
+    (last,) = events_of(row_run(small_table(tmp_path), "trigrams", corpus), corpus)[-1:]
+    assert isinstance(last, RowDone)
+    assert last.result.measured["test"] > 1
+
+
+def test_a_row_with_a_result_is_not_run_again_under_any_name(corpus: vlhmm.Corpus, finished: Path) -> None:
+    renamed = TABLE.replace('name = "HMM"', 'name = "the same"').replace('"HMM.valid"', '"the same.valid"')
+    events = events_of(row_run(small_table(finished, renamed, "other.toml"), "the same", corpus), corpus)
+    (only,) = events
+    assert isinstance(only, RowDone)
+    assert not only.fresh
+    assert only.result.row == "HMM"
+
+
+def test_what_is_asked_for_later_is_measured_without_training_again(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    events_of(row_run(small_table(tmp_path), "HMM", corpus), corpus)
+    before = result_of(tmp_path)["measured"]
+    # In another table too; there is one result all the same.
+    asking = small_table(tmp_path, TABLE.replace("seconds = 2\n", "seconds = 2\ntest = true\n"), "asking.toml")
+    events = events_of(row_run(asking, "HMM", corpus), corpus)
+    assert not any(isinstance(event, StepEvent) for event in events)
+    after = result_of(tmp_path)["measured"]
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert after["test"] > 1
+    assert [after[name] for name in ("valid", "train", "parameters")] == [
+        before[name] for name in ("valid", "train", "parameters")
+    ]
+
+
+@pytest.mark.parametrize("name", ["HMM", "network"])
+def test_a_row_that_ran_out_of_time_goes_on_to_the_same_result(corpus: vlhmm.Corpus, tmp_path: Path, name: str) -> None:
+    network = (
+        '\n[[rows]]\nname = "network"\nbaseline = "feedforward"\n'
+        "changes = { dim = 8, epochs = 2, batch_size = 4, window = 16, checks_per_epoch = 2 }\n"
+    )
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    events_of(row_run(small_table(whole, TABLE + network), name, corpus), corpus)
+    run = row_run(small_table(parts, TABLE + network), name, corpus)
+    stopped = events_of(run, corpus, max_seconds=0.0)[-1]
+    assert isinstance(stopped, RowStopped)
+    assert 0 < stopped.step < stopped.num_steps
+    assert not (parts / "results").exists()
+    last = events_of(run, corpus)[-1]
+    assert isinstance(last, RowDone)
+    expected = result_of(whole)["measured"]
+    assert isinstance(expected, dict)
+    assert last.result.measured["valid"] == expected["valid"]
+    assert last.result.curve == result_of(whole)["curve"]
+
+
+def test_force_runs_a_row_again_even_over_a_broken_result(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    run = row_run(small_table(tmp_path), "trigrams", corpus)
+    first = events_of(run, corpus)[-1]
+    assert isinstance(first, RowDone)
+    first.path.write_text("{")
+    with pytest.raises(ResultError, match="half-written"):
+        events_of(run, corpus)
+    again = events_of(run, corpus, force=True)[-1]
+    assert isinstance(again, RowDone)
+    assert again.fresh
+    assert read_result(again.path).measured == first.result.measured
+
+
+def test_a_row_whose_settings_have_changed_needs_force_and_keeps_the_old_result(
+    corpus: vlhmm.Corpus, tmp_path: Path
+) -> None:
+    events_of(row_run(small_table(tmp_path), "trigrams", corpus), corpus)
+    changed = row_run(small_table(tmp_path, TABLE.replace("order = 3", "order = 2")), "trigrams", corpus)
+    with pytest.raises(ResultError, match=r"other settings \(order = 3, not 2\)"):
+        events_of(changed, corpus)
+    events_of(changed, corpus, force=True)
+    assert len(list((tmp_path / "results").iterdir())) == 2
+
+
+def test_a_diverged_row_is_a_result_too(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    text = TABLE.replace("learning_rate = 0.02 }", "learning_rate = 1e30, clip = 0.0 }")
+    run = row_run(small_table(tmp_path, text), "HMM", corpus)
+    last = events_of(run, corpus)[-1]
+    assert isinstance(last, RowDone)
+    assert last.result.status == "diverged"
+    assert "learning_rate" in last.result.message
+    assert last.result.measured == {}
+    assert not any(isinstance(event, StepEvent) for event in events_of(run, corpus))
+
+
+def test_seeds_give_different_results(corpus: vlhmm.Corpus, finished: Path, tmp_path: Path) -> None:
+    last = events_of(row_run(small_table(tmp_path), "HMM", corpus, seed=1), corpus)[-1]
+    assert isinstance(last, RowDone)
+    measured = result_of(finished)["measured"]
+    assert isinstance(measured, dict)
+    assert last.result.measured["valid"] != measured["valid"]
+    assert last.result.seed == 1
+
+
+def test_rows_share_their_blocks_of_words(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    table = small_table(tmp_path)
+    for name in ("HMM", "no dropout"):
+        # The first step is enough: blocks come before it.
+        next(e for e in run_row(row_run(table, name, corpus), corpus, torch.device("cpu")) if isinstance(e, StepEvent))
+    assert len(list((tmp_path / "runs" / "blocks").iterdir())) == 1
+
+
+def test_a_part_of_the_text_is_its_first_documents(corpus: vlhmm.Corpus) -> None:
+    part = cut_training_text(corpus, 0.25)
+    assert len(part.train) >= 0.25 * len(corpus.train)
+    assert part.train.offsets[-2] < 0.25 * len(corpus.train)
+    assert part.train.ids.tolist() == corpus.train.ids[: len(part.train)].tolist()
+    assert part.tokenizer.vocab_size == corpus.tokenizer.vocab_size
+    assert part.hash != corpus.hash
+    assert cut_training_text(corpus, 1.0) is corpus
+
+
+def test_timing_leaves_the_model_as_it_was(corpus: vlhmm.Corpus, finished: Path) -> None:
+    run = row_run(small_table(finished), "HMM", corpus)
+    model, recipe = vlhmm.load(run.folder).model, run.row.settings
+    assert isinstance(recipe, Recipe)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    measured = seconds_per_epoch(model, recipe, corpus)
+    assert measured.value > 0
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    apart, together = tmp_path / "apart", tmp_path / "together"
+    for folder in (apart, together):
+        folder.mkdir()
+    table = small_table(together)
+    runs = [row_run(table, row.name, corpus) for row in table.rows]
+    seen = {run.row.name for run, _ in train_side_by_side(runs, corpus, torch.device("cpu"), 2)}
+    assert seen == {run.row.name for run in runs}
+    for name in seen:
+        events_of(row_run(small_table(apart), name, corpus), corpus)
+        run = row_run(table, name, corpus)
+        events = events_of(run, corpus)
+        # Nothing was left to train.
+        assert not any(isinstance(event, StepEvent) for event in events)
+        alone = row_run(small_table(apart), name, corpus).found()
+        beside = run.found()
+        assert alone is not None
+        assert beside is not None
+        assert beside[1].measured["valid"] == alone[1].measured["valid"]
+        assert beside[1].curve == alone[1].curve
+
+
+def test_an_error_beside_others_is_raised(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    table = small_table(tmp_path)
+    runs = [row_run(table, row.name, corpus) for row in table.rows]
+    text = runs[0].folder
+    text.parent.mkdir(parents=True)
+    text.write_text("in the way of the run's folder")
+    with pytest.raises(OSError, match=text.name):
+        list(train_side_by_side(runs, corpus, torch.device("cpu"), 2))
+
+
+def test_the_running_perplexity_is_of_the_epoch_before_the_best_check() -> None:
+    log = [{"kind": "step", "step": step, "perplexity": float(step)} for step in (10, 20, 30, 40, 50)]
+    log += [
+        {"kind": "check", "step": 40, "valid_perplexity": 3.0},
+        {"kind": "check", "step": 50, "valid_perplexity": 4.0},
+    ]
+    assert running_train(log, 20) == pytest.approx((30 * 40) ** 0.5)
+    assert running_train(log[:5], 20) is None
+
+
+def test_a_thinned_curve_keeps_the_best_and_the_last_check() -> None:
+    log = [{"kind": "check", "tokens": t, "valid_perplexity": abs(t - 333) + 2.0} for t in range(1, 1001)]
+    curve = thinned_curve(log)
+    assert len(curve) <= CURVE_POINTS + 2
+    assert min(curve, key=lambda point: point["valid"]) == {"tokens": 333, "valid": 2.0}
+    assert curve[-1]["tokens"] == 1000
+    assert curve == sorted(curve, key=lambda point: point["tokens"])
+    assert thinned_curve([]) == []

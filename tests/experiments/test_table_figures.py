@@ -1,0 +1,35 @@
+"""Figures: drawn from results, and refused where there is nothing to draw."""
+
+from pathlib import Path
+
+import pytest
+from small_tables import TABLE, TEXT, made, small_table
+
+from vlhmm.experiments.figures import draw_curves, draw_points
+from vlhmm.experiments.results import write_result
+from vlhmm.experiments.show import show_table
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_points_and_curves_are_pictures(tmp_path: Path) -> None:
+    table = small_table(tmp_path)
+    # The paper's points can be drawn before anything was run; curves cannot.
+    draw_points(show_table(table, TEXT, [tmp_path]), tmp_path / "before.png")
+    with pytest.raises(ValueError, match="0 rows"):
+        draw_curves(show_table(table, TEXT, [tmp_path]), tmp_path / "curves.png")
+    curve = [{"tokens": 100.0 * check, "valid": 4.0 + 3.0 / check} for check in range(1, 9)]
+    for name, seed, valid in (("HMM", 0, 4.5), ("HMM", 1, 4.4), ("no dropout", 0, 5.0)):
+        write_result(tmp_path, made(table, name, seed, valid, curve=curve))
+    shown = show_table(table, TEXT, [tmp_path])
+    draw_points(shown, tmp_path / "points.png")
+    draw_curves(shown, tmp_path / "curves.png")
+    for name in ("before", "points", "curves"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "before.png").read_bytes() != (tmp_path / "points.png").read_bytes()
+
+
+def test_a_table_without_a_figure_says_so(tmp_path: Path) -> None:
+    table = small_table(tmp_path, TABLE.split("[figure]")[0])
+    with pytest.raises(ValueError, match=r"no \[figure\]"):
+        draw_points(show_table(table, {}, []), tmp_path / "points.png")

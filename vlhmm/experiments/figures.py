@@ -1,0 +1,115 @@
+"""Figures of a table: its points beside the paper's, and the learning curves of its rows. They need the extra `plot`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from vlhmm.experiments.quantities import QUANTITIES
+from vlhmm.experiments.show import ShownRow, ShownTable
+
+COLOURS = ("#c8442b", "#2b6cb0", "#2f855a", "#b7791f", "#6b46c1", "#4a5568")
+
+
+def draw_points(shown: ShownTable, path: Path) -> None:
+    """The quantity of the figure for every row that has a place in it; seeds as bars from least to most."""
+    spec = shown.table.figure
+    if spec is None:
+        raise ValueError(f"{shown.table.path} has no [figure]: name its x and y there")
+    figure, axes = _axes()
+    placed = [row for row in shown.rows if row.row.x is not None]
+    has_paper = any(spec.y in row.row.paper for row in placed)
+    ticks = set()
+    for colour, series in zip(COLOURS, dict.fromkeys(row.row.series for row in placed), strict=False):
+        rows = sorted((row for row in placed if row.row.series == series), key=lambda row: row.row.x or 0.0)
+        ticks |= {row.row.x for row in rows if row.row.x is not None}
+        _draw_paper(axes, rows, spec.y, f"paper, {series}", colour)
+        _draw_ours(axes, rows, spec.y, f"ours, {series}" if has_paper else series, colour)
+    if spec.log2:
+        axes.set_xscale("log", base=2)
+    places = sorted(ticks)
+    axes.set_xticks(places)
+    if not spec.log2 or any(math.frexp(place)[0] != 0.5 for place in places):
+        # Only powers of two are written as such.
+        axes.set_xticklabels([f"{place:g}" for place in places])
+    axes.set_xlabel(spec.x)
+    axes.set_ylabel(QUANTITIES[spec.y].heading)
+    _finish(figure, axes, shown.table.title, path)
+
+
+def draw_curves(shown: ShownTable, path: Path) -> None:
+    """Validation perplexity against tokens seen, for every row that was trained."""
+    figure, axes = _axes()
+    trained = [row for row in shown.rows if any(result.curve for result in row.results)]
+    if not trained:
+        raise ValueError(f"0 rows of {shown.table.path} have a learning curve: run one first")
+    styles = ("-", "--", ":")
+    for number, row in enumerate(trained):
+        for result in row.results:
+            axes.plot(
+                [point["tokens"] for point in result.curve],
+                [point["valid"] for point in result.curve],
+                color=COLOURS[number % len(COLOURS)],
+                linestyle=styles[number // len(COLOURS) % len(styles)],
+                linewidth=1.2,
+                label=row.row.name if result is row.results[0] else None,
+            )
+    _limit(axes, trained)
+    axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens / 1e6:g}M")
+    axes.set_xlabel("tokens seen in training")
+    axes.set_ylabel(QUANTITIES["valid"].heading)
+    _finish(figure, axes, shown.table.title, path)
+
+
+def _draw_paper(axes: Any, rows: list[ShownRow], quantity: str, label: str, colour: str) -> None:
+    points = [(row.row.x, row.row.paper[quantity]) for row in rows if quantity in row.row.paper]
+    if points:
+        axes.plot(
+            *zip(*points, strict=True),
+            color=colour,
+            marker="s",
+            markerfacecolor="none",
+            linestyle=":",
+            label=label.removesuffix(", "),
+        )
+
+
+def _draw_ours(axes: Any, rows: list[ShownRow], quantity: str, label: str, colour: str) -> None:
+    points = [(row.row.x, ours) for row in rows if (ours := row.cells[quantity].ours) is not None]
+    if points:
+        means = [ours.mean for _, ours in points]
+        axes.errorbar(
+            [x for x, _ in points],
+            means,
+            yerr=[[ours.mean - ours.low for _, ours in points], [ours.high - ours.mean for _, ours in points]],
+            color=colour,
+            marker="o",
+            markersize=5,
+            capsize=3,
+            label=label.removesuffix(", "),
+        )
+
+
+def _limit(axes: Any, rows: list[ShownRow]) -> None:
+    """Leaves the first steps out of sight: they are far above all that one wants to compare."""
+    lowest = [min(point["valid"] for point in result.curve) for row in rows for result in row.results if result.curve]
+    axes.set_ylim(0.95 * min(lowest), 1.4 * max(lowest))
+
+
+def _axes() -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError('a picture needs matplotlib: pip install "vlhmm[plot]"') from None
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def _finish(figure: Any, axes: Any, title: str, path: Path) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=140)

@@ -1,0 +1,37 @@
+"""What a table can show of a row: names, headings and how a number is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Quantity:
+    heading: str
+    digits: int
+    """Behind the point."""
+    millions: bool = False
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "parameters": Quantity("parameters", 2, millions=True),
+    "train": Quantity("train ppl", 1),
+    "running_train": Quantity("train ppl, running", 1),
+    "valid": Quantity("valid ppl", 1),
+    "test": Quantity("test ppl", 1),
+    "seconds_per_epoch": Quantity("s an epoch", 1),
+    "training_ms": Quantity("ms, training forward", 2),
+    "regenerating_ms": Quantity("ms, tables made anew", 2),
+    "cached_ms": Quantity("ms, tables cached", 2),
+}
+"""train: all states, after training; running_train: the mean over an epoch of training, with its dropout. The three times
+are those of one batch: a forward pass as in training, evaluation that first makes the tables, evaluation from tables."""
+
+
+def written(name: str, value: float) -> str:
+    quantity = QUANTITIES[name]
+    if quantity.millions and value < 1e5:
+        return f"{value:,.0f}"
+    if quantity.millions:
+        return f"{value / 1e6:,.{quantity.digits}f}M"
+    return f"{value:,.{quantity.digits}f}"

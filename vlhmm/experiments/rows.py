@@ -1,0 +1,176 @@
+"""One row of a table: trained or taken up where it stopped, measured, and written down."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vlhmm.data import Corpus, Tokens
+from vlhmm.experiments.measure import Measured, perplexities, seconds_per_epoch, thinned_curve, times
+from vlhmm.experiments.provenance import commit_of_source, device_name, versions
+from vlhmm.experiments.results import (
+    Identity,
+    Result,
+    ResultError,
+    find_result,
+    identity_of,
+    outdated_results,
+    result_files,
+    write_result,
+)
+from vlhmm.experiments.row_training import Place, Trained, TrainingEvent, Working, train_row
+from vlhmm.experiments.table_file import Row, TableFile
+from vlhmm.run_folder import RunFolder, read_log
+from vlhmm.train import DivergedError
+
+
+@dataclass(frozen=True)
+class RowDone:
+    result: Result
+    path: Path
+    fresh: bool
+    """False: it had been there before."""
+
+
+RowEvent = TrainingEvent | RowDone
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """One row to be run: what, and where things are kept."""
+
+    table: TableFile
+    row: Row
+    seed: int
+    text: Mapping[str, str]
+    """The checksums of the table's corpus."""
+    results: tuple[Path, ...]
+    """Where results are looked for; the first is where this one is written."""
+    runs: Path
+    """Training runs, by identity, so that they can be taken up again."""
+    command: str
+    """What a user would type for this row."""
+
+    @property
+    def identity(self) -> Identity:
+        return identity_of(self.row, self.text, self.seed)
+
+    @property
+    def folder(self) -> Path:
+        return self.runs / self.identity.hash[:16]
+
+    @property
+    def place(self) -> Place:
+        return Place(self.folder, self.runs / "blocks")
+
+    def found(self) -> tuple[Path, Result] | None:
+        """The result, if it has all that the row asks for."""
+        found = find_result(self.results, self.identity)
+        if found is None or (self.row.test and found[1].status == "finished" and "test" not in found[1].measured):
+            return None
+        return found
+
+    def written_as(self) -> tuple[Path, str, str]:
+        """Folder, table and row by which the result goes: those of the one it completes, if there is one."""
+        found = find_result(self.results, self.identity)
+        if found is None:
+            return self.results[0], self.table.name, self.row.name
+        return found[0].parent, found[1].table, found[1].row
+
+    def discard(self) -> None:
+        """Forgets the result, readable or not, and its training run; one that another process works on is refused."""
+        if self.folder.exists():
+            with RunFolder(self.folder, resume=True):
+                pass
+        for path in result_files(self.results, self.identity):
+            path.unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def run_row(
+    run: RowRun, corpus: Corpus, device: torch.device, *, force: bool = False, max_seconds: float | None = None
+) -> Iterator[RowEvent]:
+    """Trains and measures a row, an event at a time; the last one is `RowDone` or `RowStopped`.
+
+    A result that is there is not made again; `force` forgets it first.
+    """
+    if force:
+        run.discard()
+    found = run.found()
+    if found is not None:
+        yield RowDone(found[1], found[0], fresh=False)
+        return
+    if not force and not run.folder.exists():
+        _refuse_outdated(run)
+    text = cut_training_text(corpus, run.row.train_fraction)
+    measured: list[Measured] = []
+    trained: Trained | None = None
+    message = ""
+    begun = time.monotonic()
+    try:
+        trained = yield from train_row(run.row.settings, run.seed, text, device, run.place, max_seconds)
+        if trained is None:
+            return
+        for what in _measure(trained, run.row, text):
+            if isinstance(what, Working):
+                yield what
+            else:
+                measured.append(what)
+    except DivergedError as error:
+        message = str(error)
+    folder, table_name, row_name = run.written_as()
+    result = Result(
+        table=table_name,
+        row=row_name,
+        kind=run.identity.kind,
+        settings=run.identity.settings,
+        data=run.identity.data,
+        seed=run.seed,
+        status="diverged" if trained is None else "finished",
+        measured={one.quantity: one.value for one in measured},
+        protocols={one.quantity: one.protocol for one in measured if one.protocol},
+        curve=trained.curve if trained else thinned_curve(read_log(run.folder)),
+        seconds=round(trained.seconds if trained else time.monotonic() - begun, 1),
+        device=device_name(device),
+        command=run.command,
+        commit=commit_of_source(),
+        versions=versions(),
+        corpus_hash=corpus.hash,
+        message=message,
+    )
+    yield RowDone(result, write_result(folder, result), fresh=True)
+
+
+def cut_training_text(corpus: Corpus, fraction: float) -> Corpus:
+    """The same corpus with the first part of its training text, whole documents, and the whole vocabulary."""
+    if fraction == 1:
+        return corpus
+    train = corpus.train
+    last = int(np.searchsorted(train.offsets, fraction * len(train)))
+    part = Tokens(train.ids[: train.offsets[last]], train.offsets[: last + 1])
+    return Corpus.from_splits(corpus.name, corpus.tokenizer, part, corpus.valid, corpus.test, f"{fraction:.0%}")
+
+
+def _refuse_outdated(run: RowRun) -> None:
+    for path, differences in outdated_results(run.results[0], run.table, run.row, run.identity):
+        raise ResultError(
+            f"{path} is of this row with other settings ({'; '.join(differences) or 'some are gone'}): run it again with --force, "
+            "which keeps that file, or undo the change"
+        )
+
+
+def _measure(trained: Trained, row: Row, corpus: Corpus) -> Iterator[Measured | Working]:
+    yield Measured("parameters", float(trained.num_parameters))
+    yield from trained.others
+    if trained.hmm is not None:
+        yield Working("timing")
+        yield from times(*trained.hmm, corpus)
+        yield seconds_per_epoch(*trained.hmm, corpus)
+    yield Working("scoring")
+    yield from perplexities(trained.scorer, corpus, test=row.test)
