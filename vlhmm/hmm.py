@@ -8,20 +8,25 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.inference import fit, predict, sampling, scan
+from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
 from vlhmm.inference.gather import Batch
+from vlhmm.inference.infill import Infilled, infill
+from vlhmm.inference.kbest import k_best
 from vlhmm.inference.posterior import Counts, Posterior, expected_counts, posterior
 from vlhmm.inference.score import Filtered, filter_states, score
 from vlhmm.inference.viterbi import Paths, viterbi
 from vlhmm.memory import require_memory
 from vlhmm.precision import Precision
+from vlhmm.stream import Stream
 from vlhmm.tables import Belief, Tables, TableTransition, convert, dense_support, requires_grad
 from vlhmm.validate import (
     as_batch,
+    as_missing,
     as_sequences,
     check_belief,
     check_distributions,
@@ -29,6 +34,9 @@ from vlhmm.validate import (
     check_tables,
     check_window,
 )
+
+MOST_PATHS = 100
+"""The largest k of `viterbi`."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +150,56 @@ class HMM:
         self._require_per_position(batch, "the posterior")
         return posterior(self.tables, batch, belief, window)
 
-    def viterbi(self, tokens: Any, lengths: Any = None, k: int = 1, *, window: int | None = None) -> Paths:
-        """The most likely state path and its log p(x, z)."""
-        if k != 1:
-            raise ValueError(f"k is {k}, but only the single best path is implemented: use k=1")
-        return viterbi(self.tables, self._batch(tokens, lengths, None, window), window)
+    def posterior_entropy(
+        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+    ) -> PosteriorEntropy:
+        """H(z_t | x) at each position, and H(z | x) of the whole path."""
+        batch = self._batch(tokens, lengths, belief, window)
+        self._require_per_position(batch, "the posterior")
+        return posterior_entropy(self.tables, batch, belief, window)
+
+    def viterbi(
+        self,
+        tokens: Any,
+        lengths: Any = None,
+        k: int = 1,
+        belief: Belief | None = None,
+        *,
+        window: int | None = None,
+    ) -> Paths:
+        """The k most likely state paths, best first, each with its log p(x, z)."""
+        if not 1 <= k <= MOST_PATHS:
+            raise ValueError(f"k is {k}, but it must be between 1 and {MOST_PATHS} paths")
+        batch = self._batch(tokens, lengths, belief, window)
+        if k == 1:
+            return viterbi(self.tables, batch, belief, window)
+        return k_best(self.tables, batch, k, belief, window)
+
+    def stream(self, num: int = 1, belief: Belief | None = None) -> Stream:
+        """`num` texts that are fed bit by bit, each begun from the start or from `belief` (of one row: the same for all)."""
+        return Stream(self.tables, num, belief)
+
+    def infill(
+        self,
+        tokens: Any,
+        missing: Any,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        num: int = 1,
+        exclude: Sequence[int] = (),
+        generator: torch.Generator | None = None,
+    ) -> Infilled:
+        """p(missing tokens | the rest): distributions, `num` joint samples, and the best filling.
+
+        `missing` is a (B, T) mask; what `tokens` has there is ignored. Tokens in `exclude` are never filled in: the
+        distributions are given that.
+        """
+        if num < 0:
+            raise ValueError(f"num is {num}, but the number of samples must be 0 or more")
+        batch, gaps = as_missing(tokens, missing, lengths, self.tables)
+        check_belief(belief, batch, self.tables)
+        return infill(self.tables, batch, gaps, num, belief, self._allowed(exclude), generator)
 
     def expected_counts(self, tokens: Any, lengths: Any = None) -> Counts:
         """E[how often each start, transition and emission is used | x], summed over the batch."""
@@ -225,6 +278,14 @@ class HMM:
     def with_reset_token(self, reset_token: int | None) -> HMM:
         """The same tables with another convention for what follows `reset_token`."""
         return HMM(replace(self.tables, reset_token=reset_token))
+
+    def _allowed(self, exclude: Sequence[int]) -> Bool[Tensor, " X"]:
+        allowed = torch.ones(self.num_words, dtype=torch.bool)
+        for token in exclude:
+            if not 0 <= token < self.num_words:
+                raise ValueError(f"exclude has {token}, but ids must be between 0 and {self.num_words - 1}")
+            allowed[token] = False
+        return allowed.to(self.tables.device)
 
     def _batch(self, tokens: Any, lengths: Any, belief: Belief | None, window: int | None) -> Batch:
         batch = as_batch(tokens, lengths, self.tables)

@@ -3,73 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior, TokenScore
 from vlhmm.checkpoint import load_model, save_model
+from vlhmm.control.automaton import Automaton
+from vlhmm.control.constraints import Constraint
+from vlhmm.control.controlled import ControlledHMM
+from vlhmm.control.generate import Choice
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
+from vlhmm.explain import explain
 from vlhmm.hmm import HMM
+from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.sampling import StateWords, draw
+from vlhmm.infilling import infill_text
 from vlhmm.models import Model
+from vlhmm.pieces import Gap, encode_pieces, split_at_gaps
 from vlhmm.tables import Belief
-
-
-@dataclass(frozen=True)
-class TokenScore:
-    token: str
-    log_prob: float
-    """log p(token | all before it)."""
-
-
-@dataclass(frozen=True)
-class Score:
-    tokens: list[TokenScore]
-
-    @property
-    def log_prob(self) -> float:
-        return math.fsum(token.log_prob for token in self.tokens)
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(-self.log_prob / len(self.tokens)) if self.log_prob > -math.inf else math.inf
-
-
-@dataclass(frozen=True)
-class NamedState:
-    """A state as a person reads it: its number, its block, the words it emits most."""
-
-    state: int
-    block: int
-    words: list[tuple[str, float]]
-    """The most likely words with p(word | state)."""
-
-    def __str__(self) -> str:
-        return f"{self.state} [{' '.join(word for word, _ in self.words)}]"
-
-
-@dataclass(frozen=True)
-class TokenPosterior:
-    token: str
-    states: list[tuple[NamedState, float]]
-    """The most likely states with p(state | text), best first."""
-    entropy: float
-    """Of the posterior over states, in nats."""
-
-
-@dataclass(frozen=True)
-class BestPath:
-    tokens: list[str]
-    states: list[NamedState]
-    log_prob: float
-    """log p(text, states)."""
+from vlhmm.text_stream import TextStream
 
 
 class LanguageModel:
@@ -147,22 +106,67 @@ class LanguageModel:
             )
         ]
 
-    def viterbi(self, text: str) -> BestPath:
-        """The most likely state path of `text`."""
+    @overload
+    def viterbi(self, text: str, k: None = None) -> BestPath: ...
+
+    @overload
+    def viterbi(self, text: str, k: int) -> list[BestPath]: ...
+
+    def viterbi(self, text: str, k: int | None = None) -> BestPath | list[BestPath]:
+        """The most likely state path of `text`; with `k` the k most likely ones, best first, fewer where the text has fewer."""
         ids = self._encode(text)
-        opening = self._opening
-        if opening is not None:
-            ids = torch.cat([opening.token[None].cpu(), ids], dim=1)
-        path = self.hmm.viterbi(ids)
-        log_prob, first = float(path.log_prob[0, 0]), 0
-        if opening is not None:
-            # The EOS before the text is given, not told.
-            log_prob, first = log_prob - float(self.hmm.log_prob(ids[:, :1])), 1
-        return BestPath(
-            [self.tokenizer.token(token) for token in ids[0, first:].tolist()],
-            [self.name_state(state) for state in path.states[0, 0, first:].tolist()],
-            log_prob,
-        )
+        found = self.hmm.viterbi(ids, k=1 if k is None else k, belief=self._opening)
+        tokens = [self.tokenizer.token(token) for token in ids[0].tolist()]
+        paths = [
+            BestPath(tokens, [self.name_state(state) for state in path], log_prob)
+            for path, log_prob in zip(found.states[0].tolist(), found.log_prob[0].tolist(), strict=True)
+            if log_prob > -math.inf
+        ]
+        return paths[0] if k is None else paths
+
+    def explain(self, text: str, top: int = 3, neighbours: int = 1) -> Explanation:
+        """Each token's surprise and likeliest states, and the states before and after these, all given the whole text."""
+        for name, value in (("top", top), ("neighbours", neighbours)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, but at least 1 state is needed")
+        ids = self._encode(text)
+        return explain(self.hmm, ids, self._opening, top, neighbours, self.tokenizer.token, self.name_state)
+
+    def stream(self) -> TextStream:
+        """A text that is fed bit by bit. For many at once: `lm.hmm.stream(num, belief=lm.opening)`, fed with token ids."""
+        return TextStream(self.hmm.stream(belief=self._opening), self.tokenizer)
+
+    def infill(
+        self,
+        text: str,
+        *,
+        num: int = 5,
+        top: int = 5,
+        gap: tuple[int, int] = (1, 1),
+        eos: bool = False,
+        exclude: Sequence[str] = (),
+        generator: torch.Generator | None = None,
+    ) -> Infilling:
+        """What may stand in the gaps of `text`, given all the rest; `num` samples and the `top` tokens of each position.
+
+        ___ is a gap of `gap[0]` to `gap[1]` tokens, ___{2} of two, ___{1,4} of one to four. Where the number of tokens is open,
+        each is equally likely beforehand, and afterwards as likely as p(text with so many tokens missing). EOS and the tokens
+        in `exclude` are never filled in; with `eos` the text ends after its last word.
+        """
+        for name, value, least in (("num", num, 0), ("top", top, 1)):
+            if value < least:
+                raise ValueError(f"{name} is {value}, but must be at least {least}")
+        left_out = [self.tokenizer.token_id(token) for token in exclude]
+        if None in left_out:
+            raise ValueError(
+                f"exclude has {exclude[left_out.index(None)]!r}, which is none of the {self.tokenizer.vocab_size} tokens"
+            )
+        pieces, gaps = split_at_gaps(text, Gap(*gap))
+        ids = encode_pieces(self.tokenizer, pieces)
+        if eos and self.tokenizer.eos_id is not None:
+            ids[-1].append(self.tokenizer.eos_id)
+        never = [token for token in (*left_out, self.tokenizer.eos_id) if token is not None]
+        return infill_text(self.hmm, self.tokenizer, self._opening, ids, gaps, never, num, top, generator)
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """A state with the words it emits most."""
@@ -183,29 +187,83 @@ class LanguageModel:
         num: int = 1,
         temperature: float = 1.0,
         top_k: int | None = None,
+        top_p: float | None = None,
+        constraint: Constraint | Automaton | None = None,
         generator: torch.Generator | None = None,
     ) -> list[str]:
-        """`num` continuations of `prompt`, prompt included, each up to EOS or `max_tokens` new tokens."""
-        for name, value in (("max_tokens", max_tokens), ("num", num), ("top_k", 1 if top_k is None else top_k)):
+        """`num` continuations of `prompt`, prompt included, each up to EOS or `max_tokens` new tokens.
+
+        With a `constraint` on the new tokens, exact samples of p(continuation | constraint) at temperature 1; it holds at
+        any temperature, and with `top_k` or `top_p` too.
+        """
+        for name, value in (("max_tokens", max_tokens), ("num", num)):
             if value < 1:
                 raise ValueError(f"{name} is {value}, but must be at least 1")
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}, but must be above 0: use top_k=1 for the likeliest token")
-        belief = self._belief_after(prompt)
+        choice = Choice(temperature, top_k, top_p)
+        belief = self._possible_belief_after(prompt)
+        if constraint is None:
+            drawn = self._sample(num, max_tokens, belief, choice, generator)
+        else:
+            drawn = self._controlled.sample(constraint, num, max_tokens, belief, choice, generator)
+        return [self._continued(prompt, row) for row in drawn]
+
+    def _sample(
+        self, num: int, max_tokens: int, belief: Belief | None, choice: Choice, generator: torch.Generator | None
+    ) -> list[list[int]]:
         if belief is not None:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
         drawn: list[Int[Tensor, " N"]] = []
         for _ in range(max_tokens):
-            log_probs = self.hmm.next_token_probs(belief).expand(num, -1).log() / temperature
-            token = draw(_keep_top(log_probs, top_k), generator)
+            log_probs = self.hmm.next_token_probs(belief).expand(num, -1).log()
+            token = draw(choice.log_weights(log_probs), generator)
             drawn.append(token)
             belief = self.hmm.filter(token[:, None], belief=belief).belief
+        rows: list[list[int]] = torch.stack(drawn, 1).tolist()
+        return rows
+
+    def best_text(
+        self, prompt: str = "", *, max_tokens: int = 50, constraint: Constraint | Automaton | None = None
+    ) -> BestText:
+        """The continuation of `prompt` that is likeliest together with its states, up to EOS or `max_tokens` new tokens."""
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+        best = self._controlled.best(constraint, max_tokens, self._possible_belief_after(prompt))
+        return BestText(self._continued(prompt, best.tokens), best.log_prob)
+
+    def constraint_probability(
+        self, prefix: str, constraint: Constraint | Automaton, length: int, *, until_eos: bool = False
+    ) -> float:
+        """P(the next `length` tokens after `prefix` satisfy `constraint`), EOS not among them.
+
+        With `until_eos`: P(EOS comes within `length` tokens, and what comes before it satisfies the constraint).
+        """
+        belief = self._possible_belief_after(prefix)
+        return self._controlled.probability(constraint, length, belief, until_eos=until_eos)
+
+    @cached_property
+    def _controlled(self) -> ControlledHMM:
+        return ControlledHMM(self.hmm, self.tokenizer)
+
+    def _possible_belief_after(self, prompt: str) -> Belief | None:
+        belief = self._belief_after(prompt)
+        if belief is not None and bool(belief.log_probs.isinf().all()):
+            raise ImpossibleTextError(
+                f"the model gives {prompt!r} probability zero, so nothing follows it: begin with another text"
+            )
+        return belief
+
+    def _continued(self, prompt: str, ids: list[int]) -> str:
         prompt_ids = self.tokenizer.encode(prompt) if prompt else []
-        return [self.tokenizer.decode(prompt_ids + self._until_eos(row)) for row in torch.stack(drawn, 1).tolist()]
+        return self.tokenizer.decode(prompt_ids + self._until_eos(ids))
 
     def _until_eos(self, ids: list[int]) -> list[int]:
         eos = self.tokenizer.eos_id
         return ids[: ids.index(eos)] if eos is not None and eos in ids else ids
+
+    @property
+    def opening(self) -> Belief | None:
+        """What is believed before the first token of a text; None: its states begin from the start distribution."""
+        return self._opening
 
     @cached_property
     def _opening(self) -> Belief | None:
@@ -227,13 +285,6 @@ class LanguageModel:
         if not ids:
             raise ValueError("the text has 0 tokens, but at least 1 is needed")
         return torch.tensor([ids])
-
-
-def _keep_top(log_probs: Float[Tensor, "N X"], top_k: int | None) -> Float[Tensor, "N X"]:
-    if top_k is None or top_k >= log_probs.shape[1]:
-        return log_probs
-    best = log_probs.topk(top_k, dim=1)
-    return torch.full_like(log_probs, -torch.inf).scatter_(1, best.indices, best.values)
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageModel:

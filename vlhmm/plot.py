@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlhmm.answers import Explanation
+
+LEAST_EDGE = 0.02
+"""Moves between states that are less likely than this are not drawn."""
+
 
 def learning_curve(log: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     """Training and validation perplexity against tokens seen, as PNG."""
@@ -61,3 +66,68 @@ def learning_curve(log: Sequence[Mapping[str, Any]], path: Path, title: str) -> 
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=140)
+
+
+def trellis(explanation: Explanation, path: Path) -> None:
+    """States against words as PNG: how likely each state is, and the moves between them."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError:
+        raise ValueError('a picture needs matplotlib: pip install "vlhmm[plot]"') from None
+
+    tokens = explanation.tokens
+    # Rows by block, in the order of the words: the states that can emit one word stand together.
+    named = {one.state.state: one.state for token in tokens for one in token.states}
+    blocks = list(dict.fromkeys(state.block for state in named.values()))
+    order = sorted(named.values(), key=lambda state: (blocks.index(state.block), state.state))
+    row_of = {state.state: row for row, state in enumerate(order)}
+    heat = [[0.0] * len(tokens) for _ in order]
+    edges = []
+    for column, token in enumerate(tokens):
+        for one in token.states:
+            row = row_of[one.state.state]
+            heat[row][column] = one.prob
+            if column + 1 < len(tokens):
+                edges += [
+                    (column, row, row_of[after.state], one.prob * prob)
+                    for after, prob in one.next
+                    if after.state in row_of
+                ]
+    figure = Figure(figsize=(3.6 + 0.85 * len(tokens), 1.4 + 0.24 * len(order)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    image = axes.imshow(heat, cmap="Blues", vmin=0, aspect="auto")
+    for column, before, after, prob in edges:
+        if prob >= LEAST_EDGE:
+            strength = min(1.0, 0.2 + 2 * prob)
+            axes.plot([column, column + 1], [before, after], color="#c8442b", alpha=strength, linewidth=0.6 + 4 * prob)
+    for column, token in enumerate(tokens):
+        possible = {one.state.block for one in token.states}
+        if len(possible) > 1:
+            # Not a partition: the states of a word are no block.
+            continue
+        block = possible.pop()
+        rows = [row for row, state in enumerate(order) if state.block == block]
+        corner, height = (column - 0.48, rows[0] - 0.46), len(rows) - 0.08
+        axes.add_patch(Rectangle(corner, 0.96, height, fill=False, edgecolor="#606060", linewidth=0.8))
+        axes.text(column + 0.45, rows[0] - 0.4, f"block {block}", fontsize=5, ha="right", va="top", color="#606060")
+    axes.set_yticks(
+        range(len(order)),
+        [_plain(f"{' '.join(word for word, _ in state.words[:3])}  {state.state}") for state in order],
+        fontsize=7,
+    )
+    axes.set_xticks(
+        range(len(tokens)), [_plain(f"{token.token}\n{token.surprisal:.1f}") for token in tokens], fontsize=8
+    )
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set_xlabel("the words, with their surprisal in nats; the states, with the words they emit most", fontsize=8)
+    figure.colorbar(image, ax=axes, label="p(state | text)", shrink=min(1.0, 8 / len(order) + 0.2))
+    figure.savefig(path, dpi=140)
+
+
+def _plain(label: str) -> str:
+    """A dollar is a dollar, not the beginning of a formula."""
+    return label.replace("$", r"\$")

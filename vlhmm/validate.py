@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch
@@ -62,6 +62,26 @@ def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
             f"(vocabulary of {tables.num_words}): map unknown words to an id of the vocabulary"
         )
     return Batch(ids, counts)
+
+
+def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple[Batch, Bool[Tensor, "B T"]]:
+    """Checked tokens and the mask of those that are missing, at least one in each sequence; missing ids are never read."""
+    mask = missing if isinstance(missing, Tensor) else torch.from_numpy(np.array(missing))
+    ids = as_integers(tokens, "tokens", tables.device)
+    if mask.dtype != torch.bool or mask.shape != ids.shape:
+        raise ValueError(
+            f"missing is {mask.dtype} of shape {tuple(mask.shape)}, but a mask of True and False is needed, shaped as tokens: {tuple(ids.shape)}"
+        )
+    mask = mask.to(tables.device)
+    batch = as_batch(torch.where(mask, 0, ids), lengths, tables)
+    mask = mask & batch.within()
+    whole = ~mask.any(1)
+    if bool(whole.any()):
+        row = int(whole.nonzero()[0, 0])
+        raise ValueError(
+            f"sequence {row} has 0 missing tokens, but at least 1 is needed: use log_prob for a text without gaps"
+        )
+    return batch, mask
 
 
 def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tensor, " T"]]:

@@ -1,22 +1,28 @@
-"""`vlhmm score | next | posterior | viterbi | generate`: questions to a trained model."""
+"""`vlhmm score | next | posterior | viterbi`: questions to a trained model."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from vlhmm.cli.options import Json, ModelDir, TextOrStdin, texts_of
-from vlhmm.cli.show import bar, line, print_json, print_table, table
+from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_table, table
 
 if TYPE_CHECKING:
-    from vlhmm.lm import BestPath, NamedState, Score, TokenPosterior
+    from vlhmm.answers import BestPath, Explanation, NamedState, Score
 
 FULL_BAR_NATS = 12.0
 """The surprise at which a bar is full: a token of probability 6e-6."""
 LEAST_SHOWN = 0.005
 """Words of a state that are rarer would show as 0.00."""
+NEIGHBOURS_WIDTH = 110
+"""Narrower terminals have no room for the states before and after."""
+PLOTTED_STATES = 4
+"""States of each word in a picture."""
 STATE_COLOURS = ("bright_green", "green", "yellow", "bright_black")
 """For probabilities of at least 1/2, 1/4, 1/10, and less."""
 
@@ -27,12 +33,11 @@ def register(app: typer.Typer) -> None:
         "  cat sentences.txt | vlhmm score runs/demo --json | jq .perplexity"
     )(score)
     app.command("next", epilog='Example:\n  vlhmm next runs/demo "return the name of the" --top 5')(next_tokens)
-    app.command(epilog='Example:\n  vlhmm posterior runs/demo "the file is not open" --top 3')(posterior)
-    app.command(epilog='Example:\n  vlhmm viterbi runs/demo "the file is not open"')(viterbi)
     app.command(
-        epilog='Examples:\n  vlhmm generate runs/demo --prompt "return a" --num 5\n'
-        "  vlhmm generate runs/demo --num 100 --seed 1 > sample.txt"
-    )(generate)
+        epilog='Examples:\n  vlhmm posterior runs/demo "the file is not open" --top 3\n'
+        '  vlhmm posterior runs/demo "the file is not open" --plot states.png'
+    )(posterior)
+    app.command(epilog='Example:\n  vlhmm viterbi runs/demo "the file is not open" --k 5')(viterbi)
 
 
 def score(
@@ -57,19 +62,22 @@ def score(
                 }
             )
         else:
-            _between(number)
+            between(number)
             _print_score(scored)
 
 
 def _print_score(scored: Score) -> None:
     shown = table("token", "log p", "", right=("log p",))
     for token in scored.tokens:
-        surprise = -token.log_prob / FULL_BAR_NATS
-        style = "green" if surprise < 0.25 else "yellow" if surprise < 0.6 else "red"
-        shown.add_row(token.token, f"{token.log_prob:.2f}", bar(surprise, style))
+        shown.add_row(token.token, f"{token.log_prob:.2f}", _surprise_bar(token.log_prob))
     print_table(shown)
     line()
     line(f"log p {scored.log_prob:.2f} nats, {len(scored.tokens)} tokens, perplexity {scored.perplexity:,.1f}")
+
+
+def _surprise_bar(log_prob: float, width: int = BAR_WIDTH) -> Text:
+    surprise = -log_prob / FULL_BAR_NATS
+    return bar(surprise, "green" if surprise < 0.25 else "yellow" if surprise < 0.6 else "red", width)
 
 
 def next_tokens(
@@ -89,7 +97,7 @@ def next_tokens(
         if as_json:
             print_json({"text": one, "next": [{"token": token, "prob": prob} for token, prob in best]})
             continue
-        _between(number)
+        between(number)
         shown = table("token", "p", "", right=("p",))
         for token, prob in best:
             shown.add_row(token, f"{prob:.4f}", bar(prob / best[0][1]))
@@ -100,62 +108,138 @@ def posterior(
     folder: ModelDir,
     text: TextOrStdin = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many states of each token.")] = 3,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png", show_default=False, help="Draw the states against the words."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """The states each token most likely came from."""
+    """How surprising each token is, the states it most likely came from, and the states before and after these."""
     from vlhmm.lm import load
+    from vlhmm.plot import trellis
 
     lm = load(folder)
-    for number, one in enumerate(texts_of(text)):
-        tokens = lm.posterior(one, top)
+    texts = texts_of(text) if plot is None else list(texts_of(text))
+    if isinstance(texts, list) and len(texts) > 1:
+        raise ValueError(f"--plot draws 1 text, but stdin has {len(texts)}: give one text for {plot}")
+    for number, one in enumerate(texts):
+        explanation = lm.explain(one, top)
         if as_json:
-            print_json({"text": one, "tokens": [_posterior_json(token) for token in tokens]})
+            print_json(_explanation_json(one, explanation))
         else:
-            _between(number)
-            _print_posterior(tokens)
+            between(number)
+            _print_explanation(explanation)
+        if plot is not None:
+            trellis(lm.explain(one, PLOTTED_STATES, PLOTTED_STATES), plot)
+            if not as_json:
+                line(f"{plot}  states against words")
 
 
-def _posterior_json(token: TokenPosterior) -> dict[str, Any]:
+def _explanation_json(text: str, explanation: Explanation) -> dict[str, Any]:
+    def named(states: list[tuple[NamedState, float]]) -> list[dict[str, Any]]:
+        return [{"prob": prob, **_state_json(state)} for state, prob in states]
+
     return {
-        "token": token.token,
-        "entropy": token.entropy,
-        "states": [{"prob": prob, **_state_json(state)} for state, prob in token.states],
+        "text": text,
+        "log_prob": explanation.score.log_prob,
+        "perplexity": explanation.score.perplexity,
+        "path_entropy": explanation.path_entropy,
+        "tokens": [
+            {
+                "token": token.token,
+                "log_prob": token.log_prob,
+                "entropy": token.entropy,
+                "states": [
+                    {
+                        "prob": state.prob,
+                        **_state_json(state.state),
+                        "previous": named(state.previous),
+                        "next": named(state.next),
+                    }
+                    for state in token.states
+                ],
+            }
+            for token in explanation.tokens
+        ],
     }
 
 
-def _print_posterior(tokens: list[TokenPosterior]) -> None:
-    shown = table("token", "entropy", "p", "state", "block", "its words", right=("entropy", "p", "state", "block"))
-    for token in tokens:
-        for rank, (state, prob) in enumerate(token.states):
-            colour = STATE_COLOURS[next((i for i, least in enumerate((0.5, 0.25, 0.1)) if prob >= least), 3)]
+def _print_explanation(explanation: Explanation) -> None:
+    neighbours = ("before it", "after it") if console().width >= NEIGHBOURS_WIDTH else ()
+    columns = ("token", "nats", "", "p", "state", "block", "its words", *neighbours)
+    shown = table(*columns, right=("nats", "p", "state", "block"))
+    for token in explanation.tokens:
+        for rank, one in enumerate(token.states):
+            colour = STATE_COLOURS[next((i for i, least in enumerate((0.5, 0.25, 0.1)) if one.prob >= least), 3)]
+            first = rank == 0
             shown.add_row(
-                Text(token.token if rank == 0 else "", "bold"),
-                f"{token.entropy:.2f}" if rank == 0 else "",
-                Text(f"{prob:.3f}", colour),
-                Text(str(state.state), colour),
-                str(state.block),
-                _state_words(state, token.token),
+                Text(token.token if first else "", "bold"),
+                f"{token.surprisal:.2f}" if first else "",
+                _surprise_bar(token.log_prob, width=8) if first else "",
+                Text(f"{one.prob:.3f}", colour),
+                Text(str(one.state.state), colour),
+                str(one.state.block),
+                _state_words(one.state, token.token, most=3),
+                *(_neighbour(states) for states in (one.previous, one.next) if neighbours),
             )
     print_table(shown)
+    line()
+    scored = explanation.score
+    line(
+        f"log p {scored.log_prob:.2f} nats, {len(scored.tokens)} tokens, perplexity {scored.perplexity:,.1f}; "
+        f"entropy of the state path {explanation.path_entropy:.2f} nats"
+    )
 
 
-def viterbi(folder: ModelDir, text: TextOrStdin = None, as_json: Json = False) -> None:
-    """The single most likely path of states."""
+def _neighbour(states: list[tuple[NamedState, float]]) -> Text:
+    """The likeliest neighbour: its number, its likeliest word, and how likely it is."""
+    if not states:
+        return Text()
+    state, prob = states[0]
+    text = Text(f"{state.state} ")
+    text.append(" ".join(word for word, _ in state.words[:1]))
+    return text.append(f" {prob:.2f}".replace("0.", "."), "dim")
+
+
+def viterbi(
+    folder: ModelDir,
+    text: TextOrStdin = None,
+    k: Annotated[int, typer.Option("--k", help="How many paths, 1 to 100.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """The most likely paths of states. With --json one object a path."""
     from vlhmm.lm import load
 
     lm = load(folder)
     for number, one in enumerate(texts_of(text)):
-        path = lm.viterbi(one)
+        paths = lm.viterbi(one, k)
         if as_json:
-            states = [
-                {"token": token, **_state_json(state)} for token, state in zip(path.tokens, path.states, strict=True)
-            ]
-            print_json({"text": one, "log_prob": path.log_prob, "tokens": states})
-        else:
-            _between(number)
-            print_path(path)
+            for rank, path in enumerate(paths, start=1):
+                states = [
+                    {"token": token, **_state_json(state)}
+                    for token, state in zip(path.tokens, path.states, strict=True)
+                ]
+                print_json({"text": one, "rank": rank, "log_prob": path.log_prob, "tokens": states})
+            continue
+        between(number)
+        print_path(paths[0])
+        line()
+        line(f"log p(text, states) {paths[0].log_prob:.2f} nats")
+        if k > 1:
             line()
-            line(f"log p(text, states) {path.log_prob:.2f} nats")
+            _print_paths(paths, lm.score(one).log_prob)
+
+
+def _print_paths(paths: list[BestPath], log_prob: float) -> None:
+    """Each path's states; those that differ from the best path's set off."""
+    shown = table("path", "log p", "p given text", *paths[0].tokens, right=("path", "log p", "p given text"))
+    for rank, path in enumerate(paths, start=1):
+        states = [
+            Text(str(state.state), "green" if state == best else "bold yellow")
+            for state, best in zip(path.states, paths[0].states, strict=True)
+        ]
+        shown.add_row(str(rank), f"{path.log_prob:.2f}", f"{math.exp(path.log_prob - log_prob):.4f}", *states)
+    print_table(shown)
 
 
 def print_path(path: BestPath) -> None:
@@ -167,45 +251,6 @@ def print_path(path: BestPath) -> None:
     print_table(shown)
 
 
-def generate(
-    folder: ModelDir,
-    prompt: Annotated[str, typer.Option("--prompt", help="What the texts begin with.", show_default=False)] = "",
-    num: Annotated[int, typer.Option("--num", help="How many texts.")] = 1,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="New tokens of a text at most.")] = 50,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="Below 1: likelier tokens; above 1: more surprising ones.")
-    ] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", show_default=False, help="Only the K likeliest tokens.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", show_default=False, help="The same seed, the same texts.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Draw texts from the model, one a line."""
-    import torch
-
-    from vlhmm.lm import load
-
-    lm = load(folder)
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    texts = lm.generate(
-        prompt, max_tokens=max_tokens, num=num, temperature=temperature, top_k=top_k, generator=generator
-    )
-    for text in texts:
-        # One text a line, whatever it holds.
-        one_line = " ".join(text.splitlines())
-        if as_json:
-            print_json({"text": text})
-        else:
-            line(one_line)
-
-
 def _state_json(state: NamedState) -> dict[str, Any]:
     return {
         "state": state.state,
@@ -214,10 +259,10 @@ def _state_json(state: NamedState) -> dict[str, Any]:
     }
 
 
-def _state_words(state: NamedState, token: str) -> Text:
+def _state_words(state: NamedState, token: str, most: int | None = None) -> Text:
     """The words of a state, the token itself among them set off."""
     text = Text()
-    for number, (word, prob) in enumerate(state.words):
+    for number, (word, prob) in enumerate(state.words[:most]):
         if number and prob < LEAST_SHOWN:
             break
         text.append(" " if number else "")
@@ -226,6 +271,6 @@ def _state_words(state: NamedState, token: str) -> Text:
     return text
 
 
-def _between(number: int) -> None:
+def between(number: int) -> None:
     if number:
         line()

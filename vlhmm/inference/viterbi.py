@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -11,19 +11,35 @@ from torch import Tensor
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
 from vlhmm.ops.max_product import max_product, trace
+from vlhmm.ops.recursion import Factors, recursion
 from vlhmm.tables import Belief, Tables
 
 
 @dataclass(frozen=True)
 class Paths:
     states: Int[Tensor, "B k T"]
-    """The best path first; -1 past the length."""
+    """The best path first; -1 past the length, and everywhere in a path that does not exist."""
     log_prob: Float[Tensor, "B k"]
-    """log p(x, z)."""
+    """log p(x, z), given the past if there was one; -inf where a text has fewer paths."""
+
+
+def begun_from_past(factors: Factors) -> Factors:
+    """The same factors, the state before position 0 summed out: it is no part of the path."""
+    first = replace(
+        factors,
+        init_of=factors.init_of[:, :1],
+        tile_of=factors.tile_of[:, :1],
+        log_emission=torch.zeros_like(factors.log_emission[:, :1]),
+        lengths=torch.ones_like(factors.lengths),
+    )
+    log_total, log_state = recursion(first, "highest")
+    init_of = factors.init_of.clone()
+    init_of[:, 0] = factors.log_inits.shape[0] + torch.arange(init_of.shape[0], device=init_of.device)
+    return replace(factors, log_inits=torch.cat([factors.log_inits, log_total + log_state]), init_of=init_of)
 
 
 @torch.no_grad()
-def viterbi(tables: Tables, batch: Batch, window: int | None = None) -> Paths:
+def viterbi(tables: Tables, batch: Batch, belief: Belief | None = None, window: int | None = None) -> Paths:
     """argmax over z of p(x, z), and its log-probability.
 
     Forward once for the scores between windows, then each window but the last again, last first, for the way back through
@@ -36,9 +52,9 @@ def viterbi(tables: Tables, batch: Batch, window: int | None = None) -> Paths:
     total = torch.zeros(size, dtype=torch.float64, device=tables.device)
     token = batch.tokens[:, 0].clone()
     for first, rows, part in parts:
-        carried = None if first == 0 else Belief(token[rows], log_best[rows])
+        carried = belief if first == 0 else Belief(token[rows], log_best[rows])
         entering.append(carried)
-        factors = window_factors(tables, part, carried)
+        factors = _factors(tables, part, carried, first)
         gains, log_best[rows], way = max_product(factors, keep_way=len(entering) == len(parts))
         raise_impossible(gains, first, rows, "viterbi")
         total[rows] += gains.double().sum(1)
@@ -47,10 +63,15 @@ def viterbi(tables: Tables, batch: Batch, window: int | None = None) -> Paths:
     slot = log_best.argmax(1)
     for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
         if way is None:
-            factors = window_factors(tables, part, carried)
+            factors = _factors(tables, part, carried, first)
             _, _, way = max_product(factors, keep_way=True)
         assert way is not None
         slots[rows, first : first + part.num_positions], slot[rows] = trace(factors, way, slot[rows])
         way = None
     states = tables.support.states_of(batch.tokens).gather(2, slots.clamp(min=0)[..., None])[..., 0]
     return Paths(torch.where(slots >= 0, states, -1)[:, None], total.to(tables.dtype)[:, None])
+
+
+def _factors(tables: Tables, part: Batch, carried: Belief | None, first: int) -> Factors:
+    factors = window_factors(tables, part, carried)
+    return begun_from_past(factors) if first == 0 and carried is not None else factors

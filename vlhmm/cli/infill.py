@@ -1,0 +1,119 @@
+"""`vlhmm infill`: what may stand in the gaps of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from vlhmm.cli.options import Json, ModelDir, texts_of
+from vlhmm.cli.queries import LEAST_SHOWN, between
+from vlhmm.cli.show import line, print_json, print_table, table
+
+if TYPE_CHECKING:
+    from vlhmm.answers import Infilling
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog='Examples:\n  vlhmm infill runs/demo "return the ___ of the file"\n'
+        '  vlhmm infill runs/demo "if the ___{1,3} is closed" --num 10 --seed 1'
+    )(infill)
+
+
+def infill(
+    folder: ModelDir,
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TEXT]",
+            show_default=False,
+            help="The text with ___ for a missing token, ___{1,4} for one to four; left out or `-`: stdin, one text a line.",
+        ),
+    ] = None,
+    num: Annotated[int, typer.Option("--num", help="How many samples.")] = 5,
+    top: Annotated[int, typer.Option("--top", help="How many tokens of each position.")] = 5,
+    gap: Annotated[str, typer.Option("--gap", metavar="A-B", help="How many tokens ___ stands for.")] = "1-1",
+    eos: Annotated[bool, typer.Option("--eos", help="The text ends after its last word.")] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="TOKEN", show_default=False, help="Never fill this in; may be repeated."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", show_default=False, help="The same seed, the same samples.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What may stand in the gaps of a text, given the words on both sides."""
+    import torch
+
+    from vlhmm.lm import load
+
+    bounds = gap.split("-")
+    if len(bounds) != 2 or not all(bound.isdecimal() for bound in bounds):
+        raise ValueError(f"--gap is {gap!r}, but two numbers are needed: A-B, e.g. 1-4")
+    lm = load(folder)
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    for number, one in enumerate(texts_of(text)):
+        least, most = map(int, bounds)
+        filled = lm.infill(
+            one, num=num, top=top, gap=(least, most), eos=eos, exclude=exclude or (), generator=generator
+        )
+        if as_json:
+            print_json(_infilling_json(one, filled))
+        else:
+            between(number)
+            _print_infilling(filled)
+
+
+def _infilling_json(text: str, filled: Infilling) -> dict[str, Any]:
+    return {
+        "text": text,
+        "log_prob": filled.log_prob,
+        "gaps": [
+            {
+                "lengths": [{"tokens": length, "prob": prob} for length, prob in gap.lengths],
+                "positions": [[{"token": token, "prob": prob} for token, prob in tokens] for tokens in gap.tokens],
+            }
+            for gap in filled.gaps
+        ],
+        "best": asdict(filled.best),
+        "samples": [asdict(sample) for sample in filled.samples],
+    }
+
+
+def _print_infilling(filled: Infilling) -> None:
+    shown = table("gap", "how many tokens", "likeliest, token by token")
+    for number, gap in enumerate(filled.gaps, start=1):
+        lengths = Text(str(gap.lengths[0][0])) if len(gap.lengths) == 1 else _with_probs(gap.lengths)
+        for position, tokens in enumerate(gap.tokens):
+            shown.add_row(
+                Text("" if position else str(number), "bold"), "" if position else lengths, _with_probs(tokens)
+            )
+    print_table(shown)
+    line()
+    names = [f"gap {number}" for number in range(1, len(filled.gaps) + 1)]
+    fillings = table("", "log p", *names, "text", right=("log p",))
+    for label, one in [("best", filled.best), *(("sample", sample) for sample in filled.samples)]:
+        style = "bold green" if label == "best" else "cyan"
+        inside = [Text(tokens, style) for tokens in one.gaps]
+        fillings.add_row(Text(label, "dim"), f"{one.log_prob:.2f}", *inside, " ".join(one.text.splitlines()))
+    print_table(fillings)
+
+
+def _with_probs(entries: Sequence[tuple[object, float]]) -> Text:
+    """Things with their probabilities, the first in any case."""
+    text = Text()
+    for number, (thing, prob) in enumerate(entries):
+        if number and prob < LEAST_SHOWN:
+            break
+        text.append(f"{' ' if number else ''}{thing}")
+        text.append(f" {prob:.2f}".replace("0.", "."), "dim")
+    return text

@@ -1,0 +1,106 @@
+"""Why the model reads a text as it does: each token's surprise, its likely states, and where these came from and lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.answers import ExplainedState, ExplainedToken, Explanation, NamedState
+from vlhmm.hmm import HMM
+from vlhmm.inference.moves import Moves
+from vlhmm.tables import Belief, Tables
+
+
+def explain(
+    hmm: HMM,
+    ids: Int[Tensor, "1 T"],
+    belief: Belief | None,
+    top: int,
+    neighbours: int,
+    name_token: Callable[[int], str],
+    name_state: Callable[[int], NamedState],
+) -> Explanation:
+    """The `top` likeliest states of each token with as many `neighbours` each."""
+    log_probs = hmm.token_log_probs(ids, belief=belief)[0].tolist()
+    entropy = hmm.posterior_entropy(ids, belief=belief)
+    walk = _Walk(hmm, ids, belief)
+    tokens = []
+    for t, token in enumerate(ids[0].tolist()):
+        best = walk.posterior[t].topk(min(top, walk.posterior.shape[1]))
+        before, after = walk.before(t, best.indices), walk.after(t, best.indices)
+
+        def named(states: Int[Tensor, " K"], probs: Float[Tensor, " K"]) -> list[tuple[NamedState, float]]:
+            likely = probs.topk(min(neighbours, probs.shape[0]))
+            pairs = zip(states[likely.indices].tolist(), likely.values.tolist(), strict=True)
+            return [(name_state(state), prob) for state, prob in pairs if prob > 0]
+
+        states = [
+            ExplainedState(
+                name_state(int(walk.states[t, slot])),
+                prob,
+                [] if before is None else named(before[0], before[1][rank]),
+                named(after[0], after[1][rank]),
+            )
+            for rank, (slot, prob) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        ]
+        tokens.append(ExplainedToken(name_token(token), log_probs[t], float(entropy.position[0, t]), states))
+    return Explanation(tokens, float(entropy.path[0]))
+
+
+class _Walk:
+    """Pairs of neighbouring states given the text, one pair of positions at a time."""
+
+    def __init__(self, hmm: HMM, ids: Int[Tensor, "1 T"], belief: Belief | None) -> None:
+        self._tables: Tables = hmm.tables
+        self._moves = Moves(hmm.tables)
+        self._belief = belief
+        self._tokens = ids[0].to(hmm.tables.device)
+        self._group = hmm.tables.support.group_of_word[self._tokens]
+        self._filtered = hmm.filter(ids, belief=belief).probs[0].double()
+        smoothed = hmm.posterior(ids, belief=belief)
+        self.posterior = smoothed.probs[0].double()
+        self.states = smoothed.states[0]
+
+    def before(self, t: int, slots: Int[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Float[Tensor, "N K"]] | None:
+        """The states before those in `slots` and p(state before | state, text); None where there are none."""
+        if t == 0 and self._belief is None:
+            return None
+        if t == 0:
+            assert self._belief is not None
+            token, filtered = self._belief.token[0], self._belief.probs[0].double()
+        else:
+            token, filtered = self._tokens[t - 1], self._filtered[t - 1]
+        states = self._tables.support.states_of(token)
+        if int(token) == self._tables.reset_token:
+            return states, filtered.expand(slots.shape[0], -1)
+        group = self._tables.support.group_of_word[token]
+        joint = torch.zeros(filtered.shape[0], slots.shape[0], dtype=torch.float64, device=filtered.device)
+        for block in self._moves.blocks(group[None], self._group[t, None]):
+            joint[block.source] = filtered[block.source, None] * block.matrix.probs[:, slots]
+        return states, _normalized(joint.T)
+
+    def after(self, t: int, slots: Int[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Float[Tensor, "N K"]]:
+        """The states after those in `slots` and p(state after | state, text)."""
+        tables, last = self._tables, t + 1 == self._tokens.shape[0]
+        if int(self._tokens[t]) == tables.reset_token:
+            after = tables.log_start.double().exp() if last else self.posterior[t + 1]
+            return self._moves.every_state if last else self.states[t + 1], after.expand(slots.shape[0], -1)
+        if last:
+            return self._moves.every_state, tables.transition.log_rows(self.states[t, slots]).double().exp()
+        before, after_group = self._group[t, None], self._group[t + 1, None]
+        expected = self._moves.push(before, after_group, self._filtered[t].log()[None])[0].exp()
+        # What the text from t + 1 on says about the state there, beyond what the text up to t says.
+        evidence = torch.where(expected > 0, self.posterior[t + 1] / expected, 0.0)
+        pairs = torch.zeros(self._filtered.shape[1], evidence.shape[0], dtype=torch.float64, device=evidence.device)
+        for block in self._moves.blocks(before, after_group):
+            pairs[block.source] = block.matrix.probs * evidence
+        return self.states[t + 1], _normalized(pairs[slots])
+
+
+def _normalized(weights: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+    """Rows that sum to one; 0 where a row has nothing."""
+    totals = weights.sum(1, keepdim=True)
+    return torch.where(totals > 0, weights / totals, 0.0)

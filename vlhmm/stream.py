@@ -1,0 +1,130 @@
+"""Streams: texts that are fed bit by bit. All that is kept of the past is a belief, however long it is."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.gather import Batch
+from vlhmm.inference.predict import next_token_probs
+from vlhmm.inference.score import score
+from vlhmm.tables import Belief, Tables
+from vlhmm.validate import as_batch, as_integers, check_belief
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    tokens: Int[Tensor, "N top"]
+    """The likeliest next tokens of each stream, best first."""
+    probs: Float[Tensor, "N top"]
+
+
+class Stream:
+    """`num` texts at once, fed in pieces of any lengths.
+
+    What is fed has the probability it has in the whole text, however that was cut. Nothing but the last belief is kept.
+    """
+
+    def __init__(self, tables: Tables, num: int = 1, belief: Belief | None = None) -> None:
+        if num < 1:
+            raise ValueError(f"num is {num}, but at least 1 stream is needed")
+        if belief is not None and belief.token.shape[0] == 1:
+            belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
+        if belief is not None and belief.token.shape[0] != num:
+            raise ValueError(
+                f"the belief speaks of {belief.token.shape[0]} sequences, but {num} streams need 1 or {num}"
+            )
+        check_belief(belief, None, tables)
+        self._tables = tables
+        states = tables.support.states_per_word
+        # A stream that has not begun has no belief; its row is then never read.
+        self._begun = torch.full((num,), belief is not None, device=tables.device)
+        self._belief = belief or Belief(
+            torch.zeros(num, dtype=torch.int64, device=tables.device), tables.log_emission.new_zeros(num, states)
+        )
+        self._log_prob = torch.zeros(num, dtype=torch.float64, device=tables.device)
+        self._num_tokens = torch.zeros(num, dtype=torch.int64, device=tables.device)
+
+    @property
+    def num(self) -> int:
+        return self._log_prob.shape[0]
+
+    @property
+    def log_prob(self) -> Float[Tensor, " N"]:
+        """log p of all that was fed to each stream, in float64."""
+        return self._log_prob
+
+    @property
+    def num_tokens(self) -> Int[Tensor, " N"]:
+        """How many tokens were fed to each stream."""
+        return self._num_tokens
+
+    @torch.no_grad()
+    def feed(self, tokens: Any, lengths: Any = None) -> Float[Tensor, "N T"]:
+        """log p of each token given all that was fed before, 0 past the length.
+
+        `tokens` is (N, T), or (T,) for a single stream; a stream whose length is 0 gets nothing.
+        """
+        ids = as_integers(tokens, "tokens", self._tables.device)
+        if self.num == 1 and ids.ndim == 1:
+            ids = ids[None]
+        if ids.ndim == 2 and ids.shape[0] != self.num:
+            raise ValueError(f"tokens has {ids.shape[0]} rows, but there are {self.num} streams: give each a row")
+        if lengths is None:
+            batch, fed = as_batch(ids, None, self._tables), torch.ones_like(self._begun)
+        else:
+            counts = as_integers(lengths, "lengths", self._tables.device)
+            # An idle stream is checked as if its first token were fed, whatever stands there.
+            fed = counts != 0
+            if ids.ndim == 2 and ids.shape[1] and fed.shape == self._begun.shape:
+                ids = torch.where(fed[:, None], ids, 0)
+            batch = as_batch(ids, torch.where(fed, counts, 1), self._tables)
+        log_probs = self._tables.log_emission.new_zeros(batch.tokens.shape)
+        token, log_belief = self._belief.token.clone(), self._belief.log_probs.clone()
+        for begun in (False, True):
+            rows = (fed & (self._begun == begun)).nonzero()[:, 0]
+            if rows.numel():
+                past = Belief(token[rows], log_belief[rows]) if begun else None
+                scored = score(self._tables, Batch(batch.tokens[rows], batch.lengths[rows]), past)
+                log_probs[rows] = scored.token_log_probs
+                token[rows], log_belief[rows] = scored.belief.token, scored.belief.log_probs
+        self._belief, self._begun = Belief(token, log_belief), self._begun | fed
+        self._log_prob = self._log_prob + log_probs.double().sum(1)
+        self._num_tokens = self._num_tokens + torch.where(fed, batch.lengths, 0)
+        return log_probs
+
+    @torch.no_grad()
+    def next_token_probs(self) -> Float[Tensor, "N X"]:
+        """p(next token | all that was fed) over the vocabulary; 0 everywhere after an impossible text."""
+        probs = self._tables.log_emission.new_empty(self.num, self._tables.num_words)
+        rows, fresh = self._begun.nonzero()[:, 0], (~self._begun).nonzero()[:, 0]
+        if rows.numel():
+            past = Belief(self._belief.token[rows], self._belief.log_probs[rows])
+            probs[rows] = next_token_probs(self._tables, past)
+        if fresh.numel():
+            probs[fresh] = next_token_probs(self._tables, None)
+        return probs
+
+    def next_tokens(self, top: int = 10) -> NextTokens:
+        """The likeliest next tokens."""
+        if top < 1:
+            raise ValueError(f"top is {top}, but at least 1 token is needed")
+        impossible = self._log_prob.isinf()
+        if bool(impossible.any()):
+            raise ImpossibleTextError(
+                f"next_tokens: stream {int(impossible.nonzero()[0, 0])} was fed a text of probability zero, so nothing follows it; "
+                "fork before feeding what may be impossible"
+            )
+        best = self.next_token_probs().topk(min(top, self._tables.num_words), dim=1)
+        return NextTokens(best.indices, best.values)
+
+    def fork(self) -> Stream:
+        """A stream that has been fed the same and goes its own way."""
+        # Tensors are replaced, never written to: the copy may share them.
+        return copy(self)
