@@ -2,14 +2,29 @@
 
 import os
 
-__version__ = "0.1.0"
+from vlhmm._version import __version__
 
 # Read when torch is first imported. Threads that spin while they wait make steps on small tensors up to ten times slower as
 # soon as anything else runs on the machine; waiting asleep costs nothing measurable on an idle one.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from vlhmm.baselines import KneserNey
 from vlhmm.cluster import Blocks, brown_clusters
+from vlhmm.control import (
+    Guide,
+    contains,
+    contains_all,
+    contains_any,
+    ends_with,
+    excludes,
+    in_order,
+    length,
+    regex,
+    starts_with,
+    words,
+)
 from vlhmm.data import Corpus, Tokenizer, load_corpus
+from vlhmm.distill import Distilled, distill
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
@@ -20,15 +35,30 @@ __all__ = [
     "HMM",
     "Blocks",
     "Corpus",
+    "Distilled",
+    "Guide",
+    "KneserNey",
     "LanguageModel",
     "Model",
     "Tokenizer",
     "TrainSettings",
+    "__version__",
     "brown_clusters",
+    "contains",
+    "contains_all",
+    "contains_any",
+    "distill",
+    "ends_with",
+    "excludes",
+    "in_order",
+    "length",
     "linear_hmm",
     "load",
     "load_corpus",
     "neural_hmm",
+    "regex",
     "scalar_hmm",
+    "starts_with",
     "train",
+    "words",
 ]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from vlhmm import __version__
+from vlhmm._version import __version__
 from vlhmm.checkpoint import save_model
 from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from vlhmm import __version__
-from vlhmm.cli import corpora, demo, evaluation, info, queries, training
+from vlhmm._version import __version__
+from vlhmm.cli import corpora, demo, distill, evaluation, generate, infill, info, queries, table, training
 from vlhmm.cli.show import message
 
 
@@ -44,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with:\n  vlhmm demo\nHelp on a command:\n  vlhmm train --help",
 )
-for module in (corpora, training, evaluation, queries, info, demo):
+for module in (corpora, training, distill, evaluation, queries, infill, generate, info, demo, table):
     module.register(app)
 
 

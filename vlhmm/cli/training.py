@@ -115,7 +115,7 @@ class Asked:
 
     def __init__(self, preset: str | None, config: Path | None, changes: tuple[str, ...], seed: int | None) -> None:
         self.preset, self.config = preset, config
-        self.changes = dict(_key_value(change) for change in changes)
+        self.changes = dict(key_value(change) for change in changes)
         if seed is not None:
             self.changes["seed"] = str(seed)
 
@@ -148,7 +148,7 @@ class Asked:
         return saved
 
 
-def _key_value(text: str) -> tuple[str, str]:
+def key_value(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ValueError(f"--set {text!r} is no setting; write it as KEY=VALUE, for example --set epochs=3")

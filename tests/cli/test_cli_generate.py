@@ -1,0 +1,65 @@
+"""`vlhmm generate` under constraints."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cli_helpers import Run
+
+
+def test_every_line_satisfies_what_was_asked(run: Run, model_dir: Path) -> None:
+    asked = ("--must-contain", "file", "--must-contain", "a name", "--exclude", "list", "--words", "5-9")
+    options = ("--prompt", "the", "--num", 6, "--max-tokens", 12, "--seed", 3)
+    drawn = run("generate", model_dir, *options, *asked)
+    assert drawn.status == 0, drawn.err
+    lines = drawn.out.splitlines()
+    assert len(lines) == 6
+    for line in lines:
+        new = line.removeprefix("the ")
+        assert 5 <= len(new.split()) <= 9
+        assert "list" not in new.split()
+        assert re.search(r"\bfile\b", new)
+        assert "a name" in new
+    assert run("generate", model_dir, *options, *asked).out == drawn.out
+    as_json = run("generate", model_dir, *options, *asked, "--json").out.splitlines()
+    assert [json.loads(line)["text"] for line in as_json] == lines
+
+
+def test_beginning_end_pattern_and_length_hold_at_any_temperature(run: Run, model_dir: Path) -> None:
+    options = ("--num", 4, "--max-tokens", 9, "--temperature", 5, "--top-k", 4, "--top-p", 0.9)
+    ends = run("generate", model_dir, *options, "--starts-with", "a value", "--ends-with", "while .", "--length", 6)
+    assert all(re.fullmatch(r"a value \S+ \S+ while \.", line) for line in ends.out.splitlines())
+    pattern = "(the|a) [a-z]+ opens .*"
+    matched = run("generate", model_dir, *options, "--regex", pattern)
+    assert len(matched.out.splitlines()) == 4
+    assert all(re.fullmatch(pattern, line) for line in matched.out.splitlines())
+
+
+def test_the_best_text_is_one_and_says_how_likely_it_is(run: Run, model_dir: Path) -> None:
+    best = run(
+        "generate", model_dir, "--best", "--must-contain", "MODULE", "--ignore-case", "--max-tokens", 8, "--json"
+    ).json
+    assert "module" in best["text"].split()
+    assert best["log_prob"] < 0
+    free = run("generate", model_dir, "--best", "--max-tokens", 8, "--json").json
+    assert free["log_prob"] >= best["log_prob"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--words", "nine"), r"--words is 'nine', but it must be a range such as 8-15, 8- or 8"),
+        (("--length", "9-3"), r"length\(9, 3\) is no range"),
+        (("--regex", "(a"), "position 0"),
+        (("--must-contain", "unicorn"), "spells 'unicorn'"),
+        (("--words", "20-", "--max-tokens", 5), r"takes at least 20 tokens, but at most 5 are allowed"),
+        (("--must-contain", "file", "--exclude", "file"), r"contains\('file'\) & excludes\('file'\) is impossible"),
+        (("--best", "--num", 3), "--best is one text"),
+        (("--top-p", 0), "top_p is 0"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(run: Run, model_dir: Path, options: tuple[object, ...], says: str) -> None:
+    failed = run("generate", model_dir, *options)
+    assert failed.status == 2
+    assert re.search(says, failed.error)

@@ -1,0 +1,41 @@
+"""Constraints on text, compiled to automata over a tokenizer's tokens."""
+
+from vlhmm.control.automaton import Automaton
+from vlhmm.control.constraints import (
+    Constraint,
+    contains,
+    contains_all,
+    contains_any,
+    ends_with,
+    excludes,
+    in_order,
+    length,
+    regex,
+    starts_with,
+    words,
+)
+from vlhmm.control.controlled import constraint_log_prob
+from vlhmm.control.explain import explain_empty
+from vlhmm.control.guide import Guide
+from vlhmm.control.possible import ImpossibleConstraintError
+from vlhmm.control.token_texts import TokenTexts
+
+__all__ = [
+    "Automaton",
+    "Constraint",
+    "Guide",
+    "ImpossibleConstraintError",
+    "TokenTexts",
+    "constraint_log_prob",
+    "contains",
+    "contains_all",
+    "contains_any",
+    "ends_with",
+    "excludes",
+    "explain_empty",
+    "in_order",
+    "length",
+    "regex",
+    "starts_with",
+    "words",
+]

@@ -1,0 +1,108 @@
+"""Deterministic automata over tokens: what a constraint is once a tokenizer is known.
+
+Letters for axes: S automaton states, C classes of tokens, X tokens.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """A deterministic, complete automaton over token ids; tokens that no state tells apart share a class.
+
+    All tensors are on the CPU. The edges that leave a state are its distinct next states, each with the classes that
+    lead there: never more than C, however many tokens there are.
+    """
+
+    class_of_token: Int[Tensor, " X"]
+    next_state: Int[Tensor, "S C"]
+    """Where a state goes on reading a token of a class."""
+    start: int
+    accepting: Bool[Tensor, " S"]
+
+    @property
+    def num_states(self) -> int:
+        return self.next_state.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        return self.next_state.shape[1]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.class_of_token.shape[0]
+
+    def run(self, tokens: Iterable[SupportsIndex], state: int | None = None) -> int:
+        """The state after reading `tokens`, from `state` or from the start."""
+        class_of_token, next_state = self.class_of_token.numpy(), self.next_state.numpy()
+        current = self.start if state is None else state
+        for token in map(operator.index, tokens):
+            if not 0 <= token < self.num_tokens:
+                raise ValueError(
+                    f"token id {token} is outside 0..{self.num_tokens - 1}; "
+                    "compile the constraint with the tokenizer that made these ids"
+                )
+            current = int(next_state[current, class_of_token[token]])
+        return current
+
+    def accepts(self, tokens: Iterable[SupportsIndex]) -> bool:
+        return bool(self.accepting[self.run(tokens)])
+
+    def shortest(self) -> Float[Tensor, " S"]:
+        """The least number of tokens that lead from each state to an accepting one; infinity where none do."""
+        distance = torch.where(self.accepting, 0.0, torch.inf)
+        next_state = self.next_state[:, self.class_of_token.unique()]
+        while True:
+            closer = torch.minimum(distance, 1 + distance[next_state].amin(dim=1))
+            if torch.equal(closer, distance):
+                return distance
+            distance = closer
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence of tokens at all is accepted."""
+        return bool(self.shortest()[self.start].isinf())
+
+    def ending_at(self, eos_id: int, *, required: bool) -> Automaton:
+        """The automaton of texts that end at EOS, which has a class of its own.
+
+        EOS leads from a state that accepts to a new, absorbing state "ended well", else to a dead one. If `required`,
+        only "ended well" accepts; else the text may also be cut off in a state that accepts.
+        """
+        if not 0 <= eos_id < self.num_tokens:
+            raise ValueError(
+                f"the end-of-text token is {eos_id}, outside 0..{self.num_tokens - 1}; compile with its own tokenizer"
+            )
+        others = torch.arange(self.num_tokens) != eos_id
+        kept, class_of_other = self.class_of_token[others].unique(return_inverse=True)
+        class_of_token = torch.full((self.num_tokens,), len(kept))
+        class_of_token[others] = class_of_other
+
+        ended, dead = self.num_states, self._dead_state()
+        if dead is None:
+            dead = self.num_states + 1
+        num_states = max(ended, dead) + 1
+        # New states stay where they are.
+        next_state = torch.arange(num_states)[:, None].repeat(1, len(kept) + 1)
+        next_state[: self.num_states, :-1] = self.next_state[:, kept]
+        next_state[: self.num_states, -1] = torch.where(self.accepting, ended, dead)
+        accepting = torch.zeros(num_states, dtype=torch.bool)
+        if not required:
+            accepting[: self.num_states] = self.accepting
+        accepting[ended] = True
+        return Automaton(class_of_token, next_state, self.start, accepting)
+
+    def _dead_state(self) -> int | None:
+        """A state that is never left and does not accept, if there is one."""
+        stays = (self.next_state == torch.arange(self.num_states)[:, None]).all(dim=1)
+        dead = (stays & ~self.accepting).nonzero()
+        return int(dead[0]) if len(dead) else None

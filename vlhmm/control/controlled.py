@@ -1,0 +1,125 @@
+"""Constraints on the texts of one HMM and its tokenizer: probability, samples, the best text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlhmm.control.automaton import Automaton
+from vlhmm.control.best import BestContinuation, best_constrained
+from vlhmm.control.constraints import Constraint
+from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
+from vlhmm.control.possible import ending_at, raise_impossible
+from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
+from vlhmm.control.token_texts import TokenTexts
+from vlhmm.control.tokens import ConstrainedTokens
+from vlhmm.data import Tokenizer
+from vlhmm.hmm import HMM
+from vlhmm.tables import Belief
+
+Ending = Literal["none", "may", "must"]
+"""Whether EOS is no token of the text, may end it, or must end it."""
+
+
+def constraint_log_prob(
+    hmm: HMM, automaton: Automaton, length: int, belief: Belief | None = None
+) -> Float[Tensor, " B"]:
+    """log P(the next `length` tokens are accepted | the past); without a belief from the start of a text, with B = 1."""
+    return lookahead(hmm.tables, automaton, length).log_prob(hmm.tables, belief, length)
+
+
+class ControlledHMM:
+    """An HMM whose texts are held to constraints. What was computed for the constraints used last is kept.
+
+    A constraint is on what follows the past, not on the past itself.
+    """
+
+    def __init__(self, hmm: HMM, tokenizer: Tokenizer) -> None:
+        self._hmm = hmm
+        self._tokenizer = tokenizer
+        self._transition = TransitionMatrix(hmm.tables)
+        self._cache = LookaheadCache()
+
+    def probability(
+        self, constraint: Constraint | Automaton, length: int, belief: Belief | None, *, until_eos: bool
+    ) -> float:
+        """P(the next `length` tokens, or those up to EOS within `length`, satisfy it); 0 where none can."""
+        if length < 1:
+            raise ValueError(f"length is {length}, but must be at least 1 token")
+        if until_eos and self._tokenizer.eos_id is None:
+            raise ValueError("until_eos=True, but the tokenizer has no end-of-text token: use until_eos=False")
+        ahead = self._following(constraint, length, "must" if until_eos else "none").ahead
+        return float(ahead.log_prob(self._hmm.tables, belief, length).double().exp())
+
+    def sample(
+        self,
+        constraint: Constraint | Automaton,
+        num: int,
+        max_tokens: int,
+        belief: Belief | None,
+        choice: Choice,
+        generator: torch.Generator | None,
+    ) -> list[list[int]]:
+        """Continuations x ~ p(x | constraint), each up to EOS or `max_tokens` tokens."""
+        following = self._following(constraint, max_tokens, "may")
+        self._require_possible(constraint, following.ahead, max_tokens, belief)
+        return sample_constrained(
+            following,
+            belief,
+            num,
+            max_tokens,
+            eos_id=self._tokenizer.eos_id,
+            choice=choice,
+            generator=generator,
+        )
+
+    def best(
+        self, constraint: Constraint | Automaton | None, max_tokens: int, belief: Belief | None
+    ) -> BestContinuation:
+        """The likeliest continuation with its states, up to EOS or of `max_tokens` tokens."""
+        tables = self._hmm.tables
+        if constraint is None:
+            constraint = _anything(tables.num_words)
+        automaton = self._automaton(constraint, "may")
+        log_ahead = tables.log_start if belief is None else self._transition.log_ahead(belief)[0]
+        found = best_constrained(tables, automaton, log_ahead, max_tokens, eos_id=self._tokenizer.eos_id)
+        if found is None:
+            self._require_possible(constraint, lookahead(tables, automaton, max_tokens), max_tokens, belief)
+        assert found is not None
+        return found
+
+    def _automaton(self, constraint: Constraint | Automaton, ending: Ending) -> Automaton:
+        automaton = constraint if isinstance(constraint, Automaton) else constraint.compile(self._tokenizer)
+        eos_id = self._tokenizer.eos_id
+        if ending == "none" or eos_id is None:
+            return automaton
+        return ending_at(automaton, [eos_id], required=ending == "must")
+
+    def _following(self, constraint: Constraint | Automaton, steps: int, ending: Ending) -> ConstrainedTokens:
+        def make() -> ConstrainedTokens:
+            tables = self._hmm.tables
+            ahead = lookahead(tables, self._automaton(constraint, ending), steps, self._transition)
+            return ConstrainedTokens(tables, ahead, self._transition)
+
+        return self._cache.get((constraint, ending), steps, make)
+
+    def _require_possible(
+        self, constraint: Constraint | Automaton, ahead: Lookahead, max_tokens: int, belief: Belief | None
+    ) -> None:
+        tables = self._hmm.tables
+
+        def possible(automaton: Automaton) -> bool:
+            part = lookahead(tables, automaton, max_tokens, self._transition)
+            return not bool(part.log_prob(tables, belief, max_tokens).isinf())
+
+        if bool(ahead.log_prob(tables, belief, max_tokens).isinf()):
+            texts = TokenTexts.of(self._tokenizer)
+            raise_impossible(constraint, texts, lambda part: self._automaton(part, "may"), possible, max_tokens)
+
+
+def _anything(num_tokens: int) -> Automaton:
+    zeros = torch.zeros(num_tokens, dtype=torch.int64)
+    return Automaton(zeros, zeros[:1, None], 0, torch.ones(1, dtype=torch.bool))

@@ -1,0 +1,133 @@
+"""Texts drawn from an HMM under a constraint."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlhmm.control.tokens import ConstrainedTokens
+from vlhmm.inference.sampling import draw
+from vlhmm.tables import Belief
+
+BATCH_BYTES = 1 << 28
+"""So many texts are drawn at once that the probabilities of their next tokens take about this."""
+CACHE_BYTES = 1 << 30
+"""What the look-aheads of earlier constraints may take together."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a token is chosen from the probabilities of all: each as likely as it is, unless said otherwise."""
+
+    temperature: float = 1.0
+    """Below 1: likelier tokens; above 1: more surprising ones."""
+    top_k: int | None = None
+    """Only the so many likeliest tokens."""
+    top_p: float | None = None
+    """Only the likeliest tokens that have this probability together."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature is {self.temperature}, but must be above 0: use top_k=1 for the likeliest token"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}, but must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1")
+
+    def log_weights(self, log_probs: Float[Tensor, "N X"]) -> Float[Tensor, "N X"]:
+        """What to draw from; tokens of probability zero keep it."""
+        log_weights = log_probs / self.temperature
+        if self.top_k is not None and self.top_k < log_weights.shape[1]:
+            best = log_weights.topk(self.top_k, dim=1)
+            log_weights = torch.full_like(log_weights, -torch.inf).scatter_(1, best.indices, best.values)
+        if self.top_p is not None:
+            ordered = log_weights.sort(dim=1, descending=True)
+            probs = ordered.values.softmax(1)
+            # A token stays while those before it do not yet reach top_p: the first always does.
+            beyond = probs.cumsum(1) - probs >= self.top_p
+            beyond[:, 0] = False
+            log_weights = log_weights.masked_fill(beyond.gather(1, ordered.indices.argsort(1)), -torch.inf)
+        return log_weights
+
+
+@torch.no_grad()
+def sample_constrained(
+    following: ConstrainedTokens,
+    belief: Belief | None,
+    num: int,
+    steps: int,
+    *,
+    eos_id: int | None = None,
+    choice: Choice | None = None,
+    generator: torch.Generator | None = None,
+) -> list[list[int]]:
+    """`num` continuations of `steps` tokens, or up to `eos_id`, x ~ p(x | constraint): exact where `choice` is left as it is.
+
+    Whatever the choice, every continuation is accepted. The constraint must be possible after `belief`.
+    """
+    tables = following.tables
+    rows_at_once = max(
+        1, BATCH_BYTES // (8 * (tables.num_words + tables.num_states) * tables.log_emission.element_size())
+    )
+    first_ahead = following.log_ahead(belief)
+    texts: list[list[int]] = []
+    while len(texts) < num:
+        rows = min(rows_at_once, num - len(texts))
+        texts += _sample_rows(following, first_ahead.expand(rows, -1), steps, eos_id, choice or Choice(), generator)
+    return texts
+
+
+def _sample_rows(
+    following: ConstrainedTokens,
+    log_ahead: Float[Tensor, "N Z"],
+    steps: int,
+    eos_id: int | None,
+    choice: Choice,
+    generator: torch.Generator | None,
+) -> list[list[int]]:
+    rows = list(range(log_ahead.shape[0]))
+    texts: list[list[int]] = [[] for _ in rows]
+    states = [following.ahead.automaton.start] * len(rows)
+    for left in range(steps, 0, -1):
+        drawn = draw(choice.log_weights(following(log_ahead, states, left).log_joint), generator)
+        tokens: list[int] = drawn.tolist()
+        for row, token in zip(rows, tokens, strict=True):
+            texts[row].append(token)
+        # Texts that have ended are left out from here on.
+        going = [place for place, token in enumerate(tokens) if token != eos_id]
+        if not going or left == 1:
+            break
+        rows, tokens = [rows[place] for place in going], [tokens[place] for place in going]
+        states = following.next_states([states[place] for place in going], tokens)
+        log_ahead = following.log_ahead_after(log_ahead[going], drawn[going])
+    return texts
+
+
+class LookaheadCache:
+    """The look-aheads of the constraints used last, as many as fit into so many bytes."""
+
+    def __init__(self, limit_bytes: int = CACHE_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._kept: OrderedDict[Hashable, ConstrainedTokens] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(kept.num_bytes for kept in self._kept.values())
+
+    def get(self, key: Hashable, steps: int, make: Callable[[], ConstrainedTokens]) -> ConstrainedTokens:
+        """What is kept under `key` if it reaches `steps` tokens ahead, else a new one."""
+        found = self._kept.get(key)
+        if found is None or found.ahead.steps < steps:
+            self._kept.pop(key, None)
+            found = self._kept[key] = make()
+        self._kept.move_to_end(key)
+        while self.num_bytes > self.limit_bytes and self._kept:
+            self._kept.popitem(last=False)
+        return found

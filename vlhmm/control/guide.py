@@ -1,0 +1,317 @@
+"""A large language model guided by an HMM, so that its text satisfies a constraint.
+
+The language model's score of token v becomes
+
+    log p_LM(v | prefix) + log p(constraint | prefix, v) - log p(constraint | prefix),
+
+where p(constraint | prefix, v) = N(v) / D(v) by the HMM. The last term is the same for all v, but with it the scores of a
+beam telescope to log p_LM(text) + log p(constraint | text) - log p(constraint | prompt).
+
+That the constraint holds is up to the automaton alone: a token after which it can no longer be satisfied within the tokens
+left gets -inf. Two corners where the HMM has no opinion are settled so that the text can always go on:
+
+- a token that the HMM holds impossible (D = 0) leaves nothing to believe, so states begin anew from the start distribution,
+  both in p(constraint | prefix, v) and at the next step;
+- where the HMM gives every token that the language model may choose no chance to satisfy the constraint (N = 0), the
+  automaton alone decides: its tokens keep the language model's score.
+
+Letters for axes: R rows of the batch (prompts x beams or sequences), T positions, V scores of the language model, X tokens of the HMM,
+Z states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.control.automaton import Automaton
+from vlhmm.control.constraints import Constraint
+from vlhmm.control.plan import Compiler, make_plan, require_same_vocabulary
+from vlhmm.control.token_texts import TokenTexts
+from vlhmm.data import Tokenizer
+from vlhmm.hmm import HMM
+from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.score import score
+from vlhmm.tables import Belief
+from vlhmm.validate import as_batch
+
+
+@runtime_checkable
+class TextModel(Protocol):
+    """What is needed of a `LanguageModel`."""
+
+    @property
+    def hmm(self) -> HMM: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def opening(self) -> Belief | None: ...
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All that is kept from one step to the next."""
+
+    ids: Int[Tensor, "R T"]
+    log_ahead: Float[Tensor, "R Z"]
+    """log p(the next token's state | prefix)."""
+    states: list[int]
+    """Of each row's automaton; -1 where a token was taken that none of its edges reads."""
+    left: int
+    """Tokens left, the next one included."""
+
+
+class Guide:
+    """A `LogitsProcessor` for `generate` of Hugging Face transformers: greedy, sampling or beam search.
+
+        guide = vlhmm.Guide(lm, vlhmm.contains("a loss") & vlhmm.words(8, 15), tokenizer=tokenizer, max_new_tokens=32)
+        model.generate(**inputs, max_new_tokens=32, logits_processor=[guide])
+
+    The constraint is on what is generated, not on the prompt, and `generate` must be called with the same `max_new_tokens`.
+    With a list of constraints the first is for the first prompt of the batch, and so on, whatever the number of beams or
+    sequences of each. The same guide serves any number of calls, one after the other.
+    """
+
+    def __init__(
+        self,
+        model: HMM | TextModel,
+        constraint: Constraint | Automaton | Sequence[Constraint | Automaton],
+        *,
+        max_new_tokens: int,
+        tokenizer: Any = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        prompt_lengths: Sequence[int] | None = None,
+        read_prompt: bool = True,
+        must_end: bool = False,
+    ) -> None:
+        """`tokenizer` is the language model's: left out, it is taken to be the HMM's own, and EOS with it.
+
+        `prompt_lengths`: how many tokens each prompt has without its padding on the left; left out, `pad_token_id`s on the
+        left are padding. `read_prompt`: the HMM reads the prompt too, else its text begins where the prompt ends.
+        `must_end`: the text must end at EOS within `max_new_tokens`, else it may also be cut off there.
+        """
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, but must be at least 1")
+        self._constraints = [constraint] if isinstance(constraint, Constraint | Automaton) else list(constraint)
+        if not self._constraints:
+            raise ValueError("0 constraints given, at least 1 is needed")
+        hmm = model if isinstance(model, HMM) else model.hmm
+        own = None if isinstance(model, HMM) else model.tokenizer
+        self._opening = None if isinstance(model, HMM) else model.opening
+        if own is not None and tokenizer is not None:
+            require_same_vocabulary(own, tokenizer)
+        tokenizer = own if tokenizer is None else tokenizer
+        self._tables = hmm.tables
+        self._eos_ids = _eos_ids(eos_token_id, tokenizer)
+        self._pad_id = getattr(tokenizer, "pad_token_id", None) if pad_token_id is None else pad_token_id
+        self._read_prompt = read_prompt
+        texts = None if tokenizer is None else TokenTexts.of(tokenizer)
+        compiler = Compiler(texts, hmm.num_words, self._eos_ids, must_end)
+        self._plan = make_plan(hmm.tables, self._constraints, compiler, max_new_tokens)
+        self.reset(prompt_lengths=prompt_lengths)
+
+    def reset(self, *, prompt_lengths: Sequence[int] | None = None) -> None:
+        """The next call is a new prompt's first.
+
+        Not needed, except to give new prompts' lengths, or where a text that was generated becomes the next prompt.
+        """
+        self._rows: _Rows | None = None
+        self._prompt_lengths = None if prompt_lengths is None else [int(length) for length in prompt_lengths]
+        self._prompts: Int[Tensor, "R T"] | None = None
+
+    @torch.no_grad()
+    def __call__(self, input_ids: Int[Tensor, "R T"], scores: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        if scores.shape[1] < self._tables.num_words:
+            raise ValueError(
+                f"the language model scores {scores.shape[1]} tokens, but the HMM has {self._tables.num_words}: "
+                "use an HMM over the language model's own vocabulary"
+            )
+        rows = self._continued(input_ids)
+        begins = rows is None
+        self._rows = rows = rows or self._begun(input_ids)
+        ended = [row for row, state in enumerate(rows.states) if state in self._plan.ended]
+        going = [row for row, state in enumerate(rows.states) if self._goes_on(state, rows.left)]
+        self._require_some(ended + going, len(rows.states))
+        guided = torch.full_like(scores, -torch.inf)
+        if ended:
+            # Whatever comes after the end is replaced by padding, but it must be drawn from something.
+            guided[ended, self._eos_ids[0]] = 0
+        if going:
+            own = scores[going, : self._tables.num_words].to(self._tables.device, torch.float32)
+            guided[going, : self._tables.num_words] = self._guided(rows, going, own, begins).to(scores)
+        return guided
+
+    def _guided(
+        self, rows: _Rows, going: list[int], scores: Float[Tensor, "R X"], begins: bool
+    ) -> Float[Tensor, "R X"]:
+        """The scores of the rows that go on, with the HMM's opinion."""
+        following, states = self._plan.following, [rows.states[row] for row in going]
+        found = following(rows.log_ahead[going], states, rows.left)
+        before = found.log_joint.logsumexp(1, keepdim=True)
+        hopeless = before.isinf()
+        if begins and bool(hopeless.any()):
+            row = going[int(hopeless[:, 0].nonzero()[0, 0])]
+            self._plan.raise_impossible(
+                self._constraint_of(row, len(rows.states)), rows.log_ahead[row : row + 1], rows.left
+            )
+        after = torch.where(
+            found.log_prob.isinf(), following.log_met_anew(states, rows.left), found.log_joint - found.log_prob
+        )
+        opinion = torch.where(hopeless, -torch.inf, after.clamp(max=0) - before).to(torch.float32)
+        allowed = following.allowed(states, rows.left)
+        guided = torch.where(allowed, scores + opinion, -torch.inf)
+        unsettled = guided.isinf().all(1, keepdim=True)
+        if bool(unsettled.any()):
+            guided = torch.where(unsettled & allowed, scores, guided)
+            stuck = guided.isinf().all(1)
+            if bool(stuck.any()):
+                row = going[int(stuck.nonzero()[0, 0])]
+                raise ValueError(
+                    f"row {row} has no token left that satisfies {self._constraint_of(row, len(rows.states))!r}: the "
+                    "language model, or another logits processor, gives all of them probability zero"
+                )
+        return guided
+
+    def _continued(self, input_ids: Int[Tensor, "R T"]) -> _Rows | None:
+        """The rows one token later; None where they do not go on from the last call's."""
+        before, plan = self._rows, self._plan
+        if before is None or input_ids.shape != (before.ids.shape[0], before.ids.shape[1] + 1):
+            return None
+        if all(state in plan.ended for state in before.states):
+            return None
+        parents = self._parents(before.ids, input_ids[:, :-1])
+        if parents is None:
+            return None
+        if before.left == 1:
+            raise ValueError(
+                f"token {plan.steps + 1} is asked for, but max_new_tokens is {plan.steps}: give `generate` the same number, "
+                "or call reset() where a text becomes the next prompt"
+            )
+        tokens: list[int] = input_ids[:, -1].tolist()
+        left = before.left - 1
+        states = self._next_states([before.states[parent] for parent in parents], tokens)
+        log_ahead = before.log_ahead[parents]
+        going = [row for row, state in enumerate(states) if self._goes_on(state, left)]
+        if going:
+            drawn = torch.tensor([tokens[row] for row in going], device=log_ahead.device)
+            log_ahead[going] = plan.following.log_ahead_after(log_ahead[going], drawn)
+        return _Rows(input_ids.clone(), log_ahead, states, left)
+
+    def _parents(self, before: Int[Tensor, "R T"], now: Int[Tensor, "R T"]) -> list[int] | None:
+        """For each row one of the last call's with the same tokens and the same constraint; beams come in any order."""
+        num_rows = before.shape[0]
+        if torch.equal(before, now):
+            return list(range(num_rows))
+        group = torch.arange(num_rows, device=now.device) // self._rows_of_each(num_rows)
+        marked = torch.cat([torch.cat([group, group])[:, None], torch.cat([before, now])], dim=1)
+        labels: list[int] = marked.unique(dim=0, return_inverse=True)[1].tolist()
+        row_of = {label: row for row, label in enumerate(labels[:num_rows])}
+        parents = [row_of.get(label) for label in labels[num_rows:]]
+        return None if None in parents else [parent for parent in parents if parent is not None]
+
+    def _begun(self, input_ids: Int[Tensor, "R T"]) -> _Rows:
+        num_rows, num_positions = input_ids.shape
+        states = [self._plan.start_of[self._constraint_of(row, num_rows)] for row in range(num_rows)]
+        opening = self._plan.following.log_ahead(self._opening)
+        log_ahead = opening.repeat(num_rows, 1)
+        if self._read_prompt:
+            lengths = self._lengths(input_ids)
+            # Beams and sequences of one prompt begin alike.
+            marked = torch.cat([torch.tensor(lengths, device=input_ids.device)[:, None], input_ids], dim=1)
+            distinct, which = marked.unique(dim=0, return_inverse=True)
+            for number, (length, *ids) in enumerate(distinct.tolist()):
+                if length:
+                    rows = (which == number).nonzero()[:, 0].to(log_ahead.device)
+                    log_ahead[rows] = self._after_prompt(ids[num_positions - length :], int(rows[0]))
+        return _Rows(input_ids.clone(), log_ahead, states, self._plan.steps)
+
+    def _after_prompt(self, ids: list[int], row: int) -> Float[Tensor, "1 Z"]:
+        tables, num_words = self._tables, self._tables.num_words
+        outside = next((token for token in ids if not 0 <= token < num_words), None)
+        if outside is not None:
+            raise ValueError(
+                f"the prompt of row {row} has token {outside}, but the HMM's vocabulary ends at {num_words - 1}: "
+                "use read_prompt=False, or an HMM over the language model's own vocabulary"
+            )
+        scored = score(tables, as_batch([ids], None, tables), self._opening)
+        impossible = scored.token_log_probs[0].isinf()
+        if bool(impossible.any()):
+            raise ImpossibleTextError(
+                f"the prompt of row {row} has probability zero by the HMM from token {int(impossible.nonzero()[0, 0])} on: "
+                "use read_prompt=False, or an HMM that was trained on such text"
+            )
+        return self._plan.following.log_ahead(scored.belief)
+
+    def _lengths(self, input_ids: Int[Tensor, "R T"]) -> list[int]:
+        """The tokens of each row without its padding on the left."""
+        num_rows, num_positions = input_ids.shape
+        given = self._prompt_lengths
+        if given is None:
+            if self._pad_id is None:
+                return [num_positions] * num_rows
+            padding: list[int] = (input_ids == self._pad_id).long().cumprod(1).sum(1).tolist()
+            return [num_positions - pads for pads in padding]
+        fits = len(given) and num_rows % len(given) == 0 and all(0 <= length <= num_positions for length in given)
+        if not fits or (self._prompts is not None and not torch.equal(self._prompts, input_ids)):
+            raise ValueError(
+                f"prompt_lengths are {given}, but the batch has {num_rows} rows of {num_positions} tokens, or others than "
+                "before: give one length a prompt, and call reset(prompt_lengths=...) for new prompts"
+            )
+        self._prompts = input_ids.clone()
+        return [length for length in given for _ in range(num_rows // len(given))]
+
+    def _rows_of_each(self, num_rows: int) -> int:
+        """The rows of one constraint."""
+        num_constraints = len(self._constraints)
+        if num_rows % num_constraints:
+            raise ValueError(
+                f"{num_constraints} constraints for {num_rows} rows: give one constraint for all, or one a prompt"
+            )
+        return num_rows // num_constraints
+
+    def _constraint_of(self, row: int, num_rows: int) -> Constraint | Automaton:
+        return self._constraints[row // self._rows_of_each(num_rows)]
+
+    def _goes_on(self, state: int, left: int) -> bool:
+        """Whether the row has not ended, and can still satisfy its constraint."""
+        return state >= 0 and state not in self._plan.ended and bool(self._plan.following.ahead.reachable[left, state])
+
+    def _next_states(self, states: list[int], tokens: list[int]) -> list[int]:
+        num_words, ended = self._tables.num_words, self._plan.ended
+        # A token that the HMM does not know leads nowhere, except after the end.
+        following = [state if state in ended else -1 for state in states]
+        known = [
+            row
+            for row, (state, token) in enumerate(zip(states, tokens, strict=True))
+            if following[row] == -1 < state and token < num_words
+        ]
+        read = self._plan.following.next_states([states[row] for row in known], [tokens[row] for row in known])
+        for row, state in zip(known, read, strict=True):
+            following[row] = state
+        return following
+
+    def _require_some(self, rows: list[int], num_rows: int) -> None:
+        """Beams may be filled up with tokens of score -inf, but each constraint needs a row that holds to it."""
+        rows_of_each = self._rows_of_each(num_rows)
+        missing = set(range(len(self._constraints))) - {row // rows_of_each for row in rows}
+        if missing:
+            raise ValueError(
+                f"all rows violate {self._constraints[min(missing)]!r}: tokens were chosen that had a score of -inf"
+            )
+
+
+def _eos_ids(given: int | Sequence[int] | None, tokenizer: Any) -> tuple[int, ...]:
+    if isinstance(given, int):
+        return (given,)
+    if given is not None:
+        return tuple(given)
+    own = tokenizer.eos_id if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "eos_token_id", None)
+    return () if own is None else (own,)

@@ -1,0 +1,165 @@
+"""Automata over the bytes of text: phrases in order, and counts of words.
+
+A word character is a letter, a digit or `_`. Beyond ASCII the first byte of a character decides, which keeps automata
+small: Latin-1 signs (U+0080-00BF), punctuation and symbols (U+2000-2FFF) and everything from U+10000 on (pictographs)
+are no word characters, all others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from vlhmm.control.automaton import Automaton
+from vlhmm.control.operations import explore
+
+# What `str.split` cuts at, as far as ASCII goes.
+WHITE_SPACE: Final = frozenset(byte for byte in range(128) if chr(byte).isspace())
+
+_CONTINUATION: Final = range(0x80, 0xC0)
+_LEADS_OF_OTHERS: Final = (0xC2, 0xE2, *range(0xF0, 0x100))
+
+
+def _in_word_after(in_word: bool, byte: int) -> bool:
+    """Whether the last character is a word character."""
+    if byte < 0x80:
+        return chr(byte).isalnum() or byte == ord("_")
+    return in_word if byte in _CONTINUATION else byte not in _LEADS_OF_OTHERS
+
+
+def _is_word_character(character: str) -> bool:
+    return _in_word_after(False, character.encode()[0])
+
+
+class Match(NamedTuple):
+    """A way to read the text so far: `found` phrases are complete, and the next one is at `node` of its spelling."""
+
+    found: int
+    node: int
+    open_ended: bool
+    """The last phrase found holds only if no word character follows."""
+
+
+State = tuple[bool, frozenset[Match]]
+"""Whether the last character is a word character, and all ways to read the text."""
+
+
+class Spelling(NamedTuple):
+    """The bytes of a phrase as a graph from node 0 to node `end`; upper and lower case are branches."""
+
+    next_node: dict[tuple[int, int], frozenset[int]]
+    end: int
+    starts_word: bool
+    """No word character may stand before it."""
+    ends_word: bool
+
+
+def _spell(phrase: str, *, whole_words: bool, ignore_case: bool) -> Spelling:
+    edges: dict[tuple[int, int], set[int]] = {}
+    last, num_nodes = 0, 1
+    for character in phrase:
+        variants = {character, character.lower(), character.upper()} if ignore_case else {character}
+        after, num_nodes = num_nodes, num_nodes + 1
+        for variant in sorted(variants):
+            node = last
+            *body, final = variant.encode()
+            for byte in body:
+                edges.setdefault((node, byte), set()).add(num_nodes)
+                node, num_nodes = num_nodes, num_nodes + 1
+            edges.setdefault((node, final), set()).add(after)
+        last = after
+    return Spelling(
+        {key: frozenset(nodes) for key, nodes in edges.items()},
+        last,
+        whole_words and _is_word_character(phrase[0]),
+        whole_words and _is_word_character(phrase[-1]),
+    )
+
+
+def phrases_in_order(
+    phrases: tuple[str, ...],
+    *,
+    whole_words: bool,
+    ignore_case: bool,
+    at_start: bool = False,
+    at_end: bool = False,
+) -> Automaton:
+    """Texts in which the phrases occur one after the other, without overlap.
+
+    `at_start`: the first phrase begins the text, `at_end`: the last one ends it, white space aside.
+    """
+    spellings = [_spell(phrase, whole_words=whole_words, ignore_case=ignore_case) for phrase in phrases]
+    count = len(spellings)
+    done = Match(count, 0, False)
+
+    def searching_on(match: Match, byte: int) -> bool:
+        if match.node:
+            return False
+        anchored = (at_start and match.found == 0) or (at_end and match.found == count)
+        return not anchored or byte in WHITE_SPACE
+
+    def read(match: Match, in_word: bool, byte: int) -> Iterator[Match]:
+        if searching_on(match, byte):
+            yield match
+        if match.found == count:
+            return
+        spelling = spellings[match.found]
+        if match.node == 0 and spelling.starts_word and in_word:
+            return
+        for node in spelling.next_node.get((match.node, byte), ()):
+            if node == spelling.end:
+                yield Match(match.found + 1, 0, spelling.ends_word)
+            else:
+                yield match._replace(node=node)
+
+    def step(state: State, byte: int) -> State:
+        in_word, matches = state
+        if done in matches and not at_end:
+            return state
+        in_word_now = _in_word_after(in_word, byte)
+        # The character after a phrase is known now: matches that hung on it hold or are gone.
+        held = {match._replace(open_ended=False) for match in matches if not (match.open_ended and in_word_now)}
+        targets = {target for match in held for target in read(match, in_word, byte)}
+        # Who found more phrases for certain can do whatever the others can; but a last phrase may be found again.
+        finds = {match.found for match in targets if match.node == 0 and not match.open_ended}
+        certain = max(finds - {count} if at_end else finds, default=0)
+        if certain == count:
+            return False, frozenset({done})
+        return in_word_now, frozenset(match for match in targets if match.found >= certain)
+
+    alphabet = {byte for spelling in spellings for _, byte in spelling.next_node}
+    kinds = [
+        (
+            byte if byte in alphabet else -1,
+            byte in WHITE_SPACE,
+            *(_in_word_after(before, byte) for before in (False, True)),
+        )
+        for byte in range(256)
+    ]
+    start = (False, frozenset({Match(0, 0, False)}))
+    return explore(start, step, lambda state: any(match.found == count for match in state[1]), _numbered(kinds))
+
+
+def number_of_words(at_least: int, at_most: int | None) -> Automaton:
+    """Texts of so many words; words are what white space separates."""
+    # Beyond this number counting on changes nothing.
+    enough = at_least if at_most is None else at_most + 1
+
+    def step(state: tuple[int, bool], byte: int) -> tuple[int, bool]:
+        count, inside = state
+        if byte in WHITE_SPACE:
+            return count, False
+        return count if inside else min(count + 1, enough), True
+
+    def accepts(state: tuple[int, bool]) -> bool:
+        return at_least <= state[0] and (at_most is None or state[0] <= at_most)
+
+    return explore((0, False), step, accepts, _numbered([byte in WHITE_SPACE for byte in range(256)]))
+
+
+def _numbered(kinds: Sequence[Hashable]) -> Int[np.ndarray, " N"]:
+    number = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
+    return np.array([number[kind] for kind in kinds])

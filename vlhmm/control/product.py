@@ -1,0 +1,250 @@
+"""HMM x automaton: how likely a constraint will be met, for every number of tokens left.
+
+Letters for axes: N tokens left (from 0 on), S automaton states, C classes of tokens, E edges, Z states, X tokens.
+
+C[n, s, z] = P(the next n tokens drive the automaton from s into an accepting state | the current token's state is z):
+
+    C[0, s, z] = 1 if s accepts, else 0
+    G[n, s, z] = sum over edges e leaving s of W[e, z] C[n - 1, to(e), z],   W[e, z] = sum of B(z, v) over the tokens v of e
+    C[n, s, z] = sum over z' of A(z, z') G[n, s, z']
+
+After the reset token the next state comes from the start distribution, whatever z was: its share of G is
+B(z, r) C_anew[n - 1, to(r)] with C_anew[n, s] = sum over z of start(z) G[n, s, z].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vlhmm.control.automaton import Automaton
+from vlhmm.memory import available_bytes, require_memory
+from vlhmm.tables import Belief, Tables
+
+CHUNK_BYTES = 1 << 26
+"""What is made for one use only is made this many bytes at a time."""
+HEADROOM = 500 * math.log(2)
+"""Each row is scaled to a maximum of 2^500 in float64, so that states may lie 10^470 apart before the lesser is lost."""
+
+
+class TransitionMatrix:
+    """Products with A in float64: stored whole where that takes at most a quarter of the memory, else made a few rows at a time."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        num_bytes = 8 * tables.num_states**2
+        self._whole = self._made(self._every_state()) if 4 * num_bytes <= available_bytes(tables.device) else None
+
+    @torch.no_grad()
+    def times(self, columns: Float[Tensor, "Z S"]) -> Float[Tensor, "Z S"]:
+        """A @ columns."""
+        if self._whole is not None:
+            return self._whole @ columns
+        return torch.cat([self._made(states) @ columns for states in self._chunks(self._every_state())])
+
+    @torch.no_grad()
+    def log_ahead(self, belief: Belief) -> Float[Tensor, "R Z"]:
+        """log p(the next token's state | the past)."""
+        tables, support = self.tables, self.tables.support
+        probs = belief.log_probs.double().exp()
+        if support.num_groups == 1 and support.partition and self._whole is not None:
+            ahead = probs @ self._whole
+        else:
+            ahead = probs.new_zeros(probs.shape[0], tables.num_states)
+            group = support.group_of_word[belief.token]
+            for one_group in group.unique():
+                members = (group == one_group).nonzero()[:, 0]
+                first = 0
+                for states in self._chunks(support.states_of_group[one_group]):
+                    rows = self._made(states) if self._whole is None else self._whole[states]
+                    ahead[members] += probs[members, first : first + len(states)] @ rows
+                    first += len(states)
+        log_ahead = ahead.log().to(tables.dtype)
+        if tables.reset_token is None:
+            return log_ahead
+        return torch.where((belief.token == tables.reset_token)[:, None], tables.log_start, log_ahead)
+
+    def _every_state(self) -> Int[Tensor, " Z"]:
+        return torch.arange(self.tables.num_states, device=self.tables.device)
+
+    def _chunks(self, states: Int[Tensor, " K"]) -> Iterator[Int[Tensor, " J"]]:
+        yield from states.split(max(1, CHUNK_BYTES // (8 * self.tables.num_states)))
+
+    def _made(self, states: Int[Tensor, " J"]) -> Float[Tensor, "J Z"]:
+        with torch.no_grad():
+            return torch.cat([self.tables.transition.log_rows(part).double().exp() for part in self._chunks(states)])
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """What a constraint's future is worth, in log space so that no strictness underflows."""
+
+    automaton: Automaton
+    log_met: Float[Tensor, "N S Z"]
+    """log C: the next n tokens meet the constraint, given the automaton's state and the current token's state."""
+    log_met_anew: Float[Tensor, "N S"]
+    """The same where the next state is drawn from the start distribution."""
+    reachable: Bool[Tensor, "N S"]
+    """Whether any n tokens at all lead there, whatever their probability; on the CPU."""
+
+    @property
+    def steps(self) -> int:
+        return self.log_met.shape[0] - 1
+
+    @property
+    def num_bytes(self) -> int:
+        return self.log_met.numel() * self.log_met.element_size()
+
+    def log_prob(self, tables: Tables, belief: Belief | None, steps: int) -> Float[Tensor, " B"]:
+        """log P(the next `steps` tokens are accepted | the past), from the automaton's start; without a belief B = 1."""
+        anew = self.log_met_anew[steps, self.automaton.start]
+        if belief is None:
+            return anew[None]
+        met = self.log_met[steps, self.automaton.start][tables.support.states_of(belief.token)]
+        log_prob = (belief.log_probs + met).logsumexp(1).clamp(max=0)
+        if tables.reset_token is None:
+            return log_prob
+        possible = (belief.log_probs > -torch.inf).any(1) & (belief.token == tables.reset_token)
+        return torch.where(possible, anew, log_prob)
+
+
+@torch.no_grad()
+def lookahead(
+    tables: Tables, automaton: Automaton, steps: int, transition: TransitionMatrix | None = None
+) -> Lookahead:
+    """C for every number of tokens left up to `steps`, in time steps (E Z + S Z^2)."""
+    if automaton.num_tokens != tables.num_words:
+        raise ValueError(
+            f"the constraint speaks of {automaton.num_tokens} tokens, but the HMM has {tables.num_words}: "
+            "compile it with the HMM's own tokenizer"
+        )
+    if steps < 0:
+        raise ValueError(f"the number of tokens is {steps}, but must be at least 0")
+    num_states, num_automaton_states = tables.num_states, automaton.num_states
+    source, target = _edges(automaton)
+    kept = (steps + 1) * num_automaton_states * num_states * tables.log_emission.element_size()
+    passing = 8 * num_states * (automaton.num_classes + len(source) + 4 * num_automaton_states)
+    require_memory(
+        kept + passing,
+        f"a look-ahead of {steps} tokens over {num_automaton_states:,} automaton states x {num_states:,} states",
+        "ask for fewer tokens, or for a simpler constraint",
+        tables.device,
+    )
+    transition = transition or TransitionMatrix(tables)
+    device = tables.device
+    weights = _edge_weights(tables, automaton, source, target)
+    source, target = source.to(device), target.to(device)
+    start = tables.log_start.double().exp()
+    reset = _reset(tables, automaton)
+
+    accepting = automaton.accepting.to(device)
+    now = torch.where(accepting, 0.0, -torch.inf).double()[:, None].expand(-1, num_states)
+    now_anew = now[:, 0]
+    log_met = tables.log_emission.new_empty(steps + 1, num_automaton_states, num_states)
+    log_met_anew = tables.log_emission.new_empty(steps + 1, num_automaton_states)
+    log_met[0], log_met_anew[0] = now, now_anew
+    edges_at_once = max(1, CHUNK_BYTES // (8 * num_states))
+    reachable, certain = reachable_states(automaton, steps), _certain(automaton)
+    for left in range(1, steps + 1):
+        # The best that may follow each automaton state: what its row is measured against.
+        best = now.amax(1)
+        anew = torch.full_like(best, -torch.inf) if reset is None else now_anew[reset.next_state]
+        peak = anew.scatter_reduce(0, source, best[target], "amax")
+        shift = torch.where(peak.isinf(), 0.0, peak) - HEADROOM
+        follow = torch.zeros_like(now) if reset is None else reset.probs * (anew - shift).exp()[:, None]
+        for first in range(0, len(source), edges_at_once):
+            part = slice(first, first + edges_at_once)
+            worth = (now[target[part]] - shift[source[part], None]).exp_()
+            follow.index_add_(0, source[part], worth.mul_(weights[part]))
+        # Rounding may lift a certainty above one.
+        now_anew = ((follow @ start).log() + shift).clamp(max=0)
+        # Only where something is open: a state that cannot accept, or cannot but accept, needs no product.
+        open_states = (reachable[left] & ~certain).nonzero()[:, 0].to(device)
+        followed = transition.times(follow[open_states].T).T.log()
+        now = torch.where(certain.to(device), 0.0, -torch.inf).double()[:, None].repeat(1, num_states)
+        now[open_states] = (followed + shift[open_states, None]).clamp(max=0)
+        log_met[left], log_met_anew[left] = now, now_anew
+    return Lookahead(automaton, log_met, log_met_anew, reachable)
+
+
+def _edges(automaton: Automaton) -> tuple[Int[Tensor, " E"], Int[Tensor, " E"]]:
+    """Every automaton state with each of its distinct next states."""
+    num_states = automaton.num_states
+    pair = (torch.arange(num_states)[:, None] * num_states + automaton.next_state).unique()
+    return pair // num_states, pair % num_states
+
+
+def _edge_weights(
+    tables: Tables, automaton: Automaton, source: Int[Tensor, " E"], target: Int[Tensor, " E"]
+) -> Float[Tensor, "E Z"]:
+    """W[e, z], the reset token left out: sums over classes first, so that no token is read once for every edge."""
+    of_class = class_sums(tables, automaton)
+    next_state = automaton.next_state.to(tables.device)
+    weights = of_class.new_empty(len(source), tables.num_states)
+    edges_at_once = max(1, CHUNK_BYTES // (8 * automaton.num_classes))
+    source, target = source.to(tables.device), target.to(tables.device)
+    for first in range(0, len(source), edges_at_once):
+        part = slice(first, first + edges_at_once)
+        members = next_state[source[part]] == target[part, None]
+        torch.mm(members.double(), of_class, out=weights[part])
+    return weights
+
+
+def class_sums(tables: Tables, automaton: Automaton) -> Float[Tensor, "C Z"]:
+    """sum of B(z, v) over the tokens v of each class, the reset token left out; in float64, as a class may hold every token."""
+    support, device = tables.support, tables.device
+    num_classes, num_states, states_per_word = automaton.num_classes, tables.num_states, support.states_per_word
+    class_of_token = automaton.class_of_token.to(device)
+    sums = torch.zeros(num_classes * num_states, dtype=torch.float64, device=device)
+    for words in torch.arange(tables.num_words, device=device).split(max(1, CHUNK_BYTES // (8 * states_per_word))):
+        probs = tables.log_emission[words].double().exp()
+        if tables.reset_token is not None:
+            probs[words == tables.reset_token] = 0
+        if support.partition:
+            # The states of a group stand together, so whole rows are added.
+            row = class_of_token[words] * support.num_groups + support.group_of_word[words]
+            sums.view(-1, states_per_word).index_add_(0, row, probs)
+        else:
+            cell = class_of_token[words, None] * num_states + support.states_of(words)
+            sums.index_add_(0, cell.flatten(), probs.flatten())
+    return sums.view(num_classes, num_states)
+
+
+@dataclass(frozen=True)
+class _Reset:
+    probs: Float[Tensor, " Z"]
+    """B(z, r)."""
+    next_state: Int[Tensor, " S"]
+    """Where r leads the automaton."""
+
+
+def _reset(tables: Tables, automaton: Automaton) -> _Reset | None:
+    token, support = tables.reset_token, tables.support
+    if token is None:
+        return None
+    probs = torch.zeros(tables.num_states, dtype=torch.float64, device=tables.device)
+    probs[support.states_of_group[support.group_of_word[token]]] = tables.log_emission[token].double().exp()
+    return _Reset(probs, automaton.next_state[:, automaton.class_of_token[token]].to(tables.device))
+
+
+def _certain(automaton: Automaton) -> Bool[Tensor, " S"]:
+    """States that accept and from which only such states are reached."""
+    certain = automaton.accepting
+    while True:
+        stays = certain & certain[automaton.next_state].all(1)
+        if torch.equal(stays, certain):
+            return certain
+        certain = stays
+
+
+def reachable_states(automaton: Automaton, steps: int) -> Bool[Tensor, "N S"]:
+    """Whether any n tokens lead from each state to an accepting one."""
+    rows = [automaton.accepting]
+    for _ in range(steps):
+        rows.append(rows[-1][automaton.next_state].any(1))
+    return torch.stack(rows)

@@ -1,0 +1,266 @@
+"""Regular expressions as automata over the bytes of UTF-8.
+
+Python's own `re` parses the pattern and says which characters a class matches, so the meaning is that of `re.fullmatch`,
+Unicode and flags included. What is done here is the automaton: over classes of characters first, which are few, then
+over bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+
+# The only parser of Python's syntax there is; it is not documented, so the tests compare with `re.fullmatch`.
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from vlhmm.control.automaton import Automaton
+from vlhmm.control.operations import MAX_STATES, TooManyStates, equal_rows, explore, minimised
+from vlhmm.control.phrases import WHITE_SPACE
+from vlhmm.control.utf8 import over_bytes
+
+_CODE_POINTS: Final = 0x110000
+
+_REMEDY: Final = "rewrite it without, or combine constraints with &, | and ~"
+_UNSUPPORTED: Final = {
+    _constants.ASSERT: "look-around",
+    _constants.ASSERT_NOT: "look-around",
+    _constants.GROUPREF: "a reference to a group",
+    _constants.GROUPREF_EXISTS: "a reference to a group",
+    _constants.ATOMIC_GROUP: "an atomic group",
+    _constants.POSSESSIVE_REPEAT: "a possessive repetition",
+}
+_CATEGORIES: Final = {
+    _constants.CATEGORY_DIGIT: r"\d",
+    _constants.CATEGORY_NOT_DIGIT: r"\D",
+    _constants.CATEGORY_SPACE: r"\s",
+    _constants.CATEGORY_NOT_SPACE: r"\S",
+    _constants.CATEGORY_WORD: r"\w",
+    _constants.CATEGORY_NOT_WORD: r"\W",
+}
+_START: Final = (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING)
+_END: Final = (_constants.AT_END, _constants.AT_END_STRING)
+
+Edges = tuple[int, ...]
+"""A set of characters: the code points where membership changes."""
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuses what is no pattern, or none that an automaton can follow."""
+    _parsed(pattern)
+
+
+def pattern_automaton(pattern: str) -> Automaton:
+    """Texts that the pattern matches as a whole, once white space at both ends is stripped."""
+    nfa = _parsed(pattern)
+    of_code_point, class_sets = _character_classes(nfa.sets)
+    of_characters = _determined(nfa, class_sets)
+    of_code_point = of_characters.class_of_token.numpy()[of_code_point]
+    return _stripped(over_bytes(of_characters, of_code_point))
+
+
+@dataclass
+class _Nfa:
+    """Nodes joined by sets of characters, or by nothing (anywhere, at the start or at the end of the text)."""
+
+    pattern: str
+    reads: list[list[tuple[int, int]]] = field(default_factory=list)
+    """(number of the set, target) of each node."""
+    skips: list[list[tuple[Any, int]]] = field(default_factory=list)
+    """(anchor or None, target) of each node."""
+    sets: dict[Edges, int] = field(default_factory=dict)
+
+    def node(self) -> int:
+        if len(self.reads) >= MAX_STATES:
+            raise TooManyStates
+        self.reads.append([])
+        self.skips.append([])
+        return len(self.reads) - 1
+
+    def add(self, items: Any, flags: int, begin: int) -> int:
+        """Adds what the parsed items match after node `begin`; returns the node at its end."""
+        for operation, argument in items:
+            begin = self._add_one(operation, argument, flags, begin)
+        return begin
+
+    def _add_one(self, operation: Any, argument: Any, flags: int, begin: int) -> int:
+        if operation in _UNSUPPORTED:
+            raise ValueError(
+                f"the pattern {self.pattern!r} has {_UNSUPPORTED[operation]}, which no automaton can follow; {_REMEDY}"
+            )
+        if operation is _constants.SUBPATTERN:
+            _, added, removed, items = argument
+            if added & _parser.TYPE_FLAGS:
+                flags &= ~_parser.TYPE_FLAGS
+            return self.add(items, (flags | added) & ~removed, begin)
+        if operation is _constants.BRANCH:
+            end = self.node()
+            for items in argument[1]:
+                self.skips[self.add(items, flags, begin)].append((None, end))
+            return end
+        if operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            at_least, at_most, items = argument
+            return self._add_repeat(at_least, at_most, items, flags, begin)
+        end = self.node()
+        if operation is _constants.AT:
+            self.skips[begin].append((self._anchor(argument, flags), end))
+        else:
+            characters = _characters(_class_pattern(operation, argument), flags)
+            self.reads[begin].append((self.sets.setdefault(characters, len(self.sets)), end))
+        return end
+
+    def _add_repeat(self, at_least: int, at_most: int, items: Any, flags: int, begin: int) -> int:
+        for _ in range(at_least):
+            begin = self._copy(items, flags, begin)
+        end = self.node()
+        if at_most is _constants.MAXREPEAT:
+            # A node of its own, so that going round does not lead back into what came before.
+            self.skips[begin].append((None, end))
+            self.skips[self._copy(items, flags, end)].append((None, end))
+            after = self.node()
+            self.skips[end].append((None, after))
+            return after
+        for _ in range(at_most - at_least):
+            self.skips[begin].append((None, end))
+            begin = self._copy(items, flags, begin)
+        self.skips[begin].append((None, end))
+        return end
+
+    def _copy(self, items: Any, flags: int, begin: int) -> int:
+        # An empty item would add no node, and repeating it would never reach the limit.
+        fresh = self.node()
+        self.skips[begin].append((None, fresh))
+        return self.add(items, flags, fresh)
+
+    def _anchor(self, anchor: Any, flags: int) -> Any:
+        multiline = flags & re.MULTILINE and anchor in (_constants.AT_BEGINNING, _constants.AT_END)
+        if multiline or anchor not in (*_START, *_END):
+            name = "a line anchor of (?m)" if multiline else r"a word boundary (\b or \B)"
+            raise ValueError(f"the pattern {self.pattern!r} has {name}, which is not supported; {_REMEDY}")
+        return anchor
+
+    def closure(self, nodes: Iterable[int], anchors: tuple[Any, ...]) -> frozenset[int]:
+        """The nodes that can be reached without reading, through these anchors."""
+        reached = set(nodes)
+        todo = list(reached)
+        while todo:
+            for anchor, target in self.skips[todo.pop()]:
+                if target not in reached and (anchor is None or anchor in anchors):
+                    reached.add(target)
+                    todo.append(target)
+        return frozenset(reached)
+
+
+def _parsed(pattern: str) -> _Nfa:
+    """An NFA from node 0 to node 1."""
+    nfa = _Nfa(pattern)
+    begin, end = nfa.node(), nfa.node()
+    try:
+        parsed = _parser.parse(pattern)
+        nfa.skips[nfa.add(parsed, parsed.state.flags, begin)].append((None, end))
+    except re.error as error:
+        where = (
+            "" if error.pos is None else f" at position {error.pos}: {pattern[: error.pos]}⟨here⟩{pattern[error.pos :]}"
+        )
+        raise ValueError(f"the pattern {pattern!r} is no regular expression: {error.msg}{where}") from None
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"a pattern of {len(pattern)} characters is too large ({error}); make it smaller") from None
+    return nfa
+
+
+def _class_pattern(operation: Any, argument: Any) -> str:
+    """The pattern of a single character, written again."""
+    if operation is _constants.ANY:
+        return "."
+    if operation is _constants.NOT_LITERAL:
+        return f"[^{_escaped(argument)}]"
+    if operation is _constants.LITERAL:
+        return f"[{_escaped(argument)}]"
+    assert operation is _constants.IN, operation
+    inside = ""
+    for kind, value in argument:
+        if kind is _constants.NEGATE:
+            inside += "^"
+        elif kind is _constants.RANGE:
+            inside += f"{_escaped(value[0])}-{_escaped(value[1])}"
+        elif kind is _constants.CATEGORY:
+            inside += _CATEGORIES[value]
+        else:
+            inside += _escaped(value)
+    return f"[{inside}]"
+
+
+def _escaped(code_point: int) -> str:
+    return f"\\U{code_point:08x}"
+
+
+@cache
+def _every_character() -> str:
+    return "".join(map(chr, range(_CODE_POINTS)))
+
+
+@lru_cache(maxsize=1024)
+def _characters(class_pattern: str, flags: int) -> Edges:
+    """The characters that `re` finds the pattern to match, under these flags."""
+    flags &= re.IGNORECASE | re.ASCII | re.DOTALL
+    runs = re.finditer(f"{class_pattern}+", _every_character(), flags)
+    return tuple(edge for run in runs for edge in run.span())
+
+
+def _character_classes(sets: Iterable[Edges]) -> tuple[Int[np.ndarray, " P"], list[frozenset[int]]]:
+    """The class of every code point, and the sets that each class is in."""
+    sets = list(sets)
+    begins = np.unique([0, *(edge for edges in sets for edge in edges if edge < _CODE_POINTS)])
+    inside = np.zeros((len(begins), len(sets)), dtype=np.int64)
+    for number, edges in enumerate(sets):
+        inside[:, number] = np.searchsorted(edges, begins, side="right") % 2
+    of_interval, first = equal_rows(inside)
+    of_code_point = np.repeat(of_interval, np.diff(begins, append=_CODE_POINTS))
+    return of_code_point, [frozenset(np.flatnonzero(inside[interval]).tolist()) for interval in first]
+
+
+def _determined(nfa: _Nfa, class_sets: list[frozenset[int]]) -> Automaton:
+    """The subset construction, over classes of characters."""
+
+    def step(state: tuple[bool, frozenset[int]], character: int) -> tuple[bool, frozenset[int]]:
+        sets = class_sets[character]
+        targets = {target for node in state[1] for number, target in nfa.reads[node] if number in sets}
+        return False, nfa.closure(targets, ())
+
+    def accepts(state: tuple[bool, frozenset[int]]) -> bool:
+        at_start, nodes = state
+        return 1 in nfa.closure(nodes, (*_START, *_END) if at_start else _END)
+
+    return explore((True, nfa.closure([0], _START)), step, accepts, np.arange(len(class_sets)))
+
+
+def _stripped(automaton: Automaton) -> Automaton:
+    """Texts that are accepted once white space at both ends is taken away.
+
+    A state is one of the automaton's, with whether the text up to its last character that is no white space is accepted;
+    the last state is that of no such character yet.
+    """
+    is_space = np.isin(np.arange(256), list(WHITE_SPACE))
+    class_of_byte, first = equal_rows(np.column_stack([automaton.class_of_token.numpy(), is_space]))
+    space = is_space[first]
+    next_state = automaton.next_state.numpy()[:, automaton.class_of_token.numpy()[first]]
+    accepting = automaton.accepting.numpy()
+
+    flags = np.arange(2)[:, None]
+    after = 2 * next_state[:, None] + np.where(space, flags, accepting[next_state][:, None])
+    before = len(next_state) * 2
+    from_before = np.where(space, before, 2 * next_state[automaton.start] + accepting[next_state[automaton.start]])
+    return minimised(
+        Automaton(
+            torch.from_numpy(class_of_byte),
+            torch.from_numpy(np.concatenate([after.reshape(before, -1), from_before[None]])),
+            before,
+            torch.from_numpy(np.append(np.tile([False, True], len(next_state)), accepting[automaton.start])),
+        )
+    )
