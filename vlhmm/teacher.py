@@ -1,0 +1,239 @@
+"""A causal language model of Hugging Face that an HMM learns from: how it is found, and how text is drawn from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.data import Tokenizer
+
+COMPACT_STEPS = 8
+"""Every so many steps, rows whose text has ended leave the batch."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    name: str
+    model: Any
+    """A causal language model of transformers, in evaluation mode."""
+    text_tokenizer: Any
+    """Its own tokenizer, which knows the chat template."""
+    tokenizer: Tokenizer
+    """The same vocabulary as vlhmm reads it."""
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    def prompt_ids(self, prompts: Sequence[str] | None) -> list[list[int]]:
+        """What the model reads before it writes: each prompt as a user's message where there is a chat template.
+
+        None: one prompt, the token that begins a text.
+        """
+        text = self.text_tokenizer
+        if prompts is None:
+            first = text.bos_token_id if text.bos_token_id is not None else text.eos_token_id
+            if first is None:
+                raise ValueError(f"{self.name} has neither a BOS nor an EOS token to begin from: give prompts")
+            return [[first]]
+        if not prompts:
+            raise ValueError("0 prompts, at least 1 is needed")
+        if text.chat_template:
+            prompts = self._as_messages(prompts)
+        ids: list[list[int]] = text(list(prompts), add_special_tokens=not text.chat_template)["input_ids"]
+        empty = next((number for number, row in enumerate(ids) if not row), None)
+        if empty is not None:
+            raise ValueError(f"prompt {empty} has 0 tokens, at least 1 is needed")
+        return ids
+
+    def _as_messages(self, prompts: Sequence[str]) -> list[str]:
+        def rendered(prompt: str) -> str:
+            message = [{"role": "user", "content": prompt}]
+            text: str = self.text_tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            return text
+
+        # A template takes long to fill in, so it is done once where it keeps prompts as they are.
+        mark = "\x00prompt\x00"
+        before, found, after = rendered(mark).partition(mark)
+        if found and rendered(prompts[0]) == before + prompts[0] + after:
+            return [before + prompt.strip() + after for prompt in prompts]
+        return [rendered(prompt) for prompt in prompts]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Texts that a teacher wrote, one a row."""
+
+    tokens: Int[Tensor, "B T"]
+    lengths: Int[Tensor, " B"]
+    """EOS counted, where the text reached it."""
+    log_probs: Float[Tensor, " B"]
+    """log p(text | prompt) by the distribution it was drawn from."""
+
+
+def load_teacher(name: str, device: torch.device | str = "cpu", tokenizer: Tokenizer | None = None) -> Teacher:
+    """The causal LM of that name: a folder, a `.gguf` file, an installed package that carries one, or a name on the hub.
+
+    bf16 on a GPU, float32 elsewhere. `tokenizer`: the one its vocabulary must be.
+    """
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise ValueError('a teacher needs transformers: pip install "vlhmm[llm]"') from None
+    device = torch.device(device)
+    where, options = _find(name)
+    try:
+        text_tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            where, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32, **options
+        )
+    except ImportError as error:
+        raise ValueError(f'{name} needs a package that is missing ({error}): pip install "vlhmm[llm]"') from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} cannot be loaded as a causal language model: {error}") from error
+    return teacher_of(name, model.to(device).eval(), text_tokenizer, tokenizer)
+
+
+def teacher_of(name: str, model: Any, text_tokenizer: Any, tokenizer: Tokenizer | None = None) -> Teacher:
+    """A teacher from a model and tokenizer at hand; `tokenizer`: the one its vocabulary must be."""
+    backend = getattr(text_tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError(f"{name} has a tokenizer without tokenizer.json: convert it with transformers first")
+    eos = _end_of_text(model, text_tokenizer)
+    own = Tokenizer.from_backend(backend, None if eos is None else backend.id_to_token(eos))
+    if own.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{name} writes {model.config.vocab_size} tokens, but its tokenizer has {own.vocab_size}: they do not belong together"
+        )
+    if tokenizer is not None and tokenizer.tokens() != own.tokens():
+        raise ValueError(
+            f"the tokenizer given has {tokenizer.vocab_size} tokens ({tokenizer.hash[:12]}), that of {name} has "
+            f"{own.vocab_size} ({own.hash[:12]}), and they differ: use the teacher's own"
+        )
+    return Teacher(name, model, text_tokenizer, own)
+
+
+def _end_of_text(model: Any, text_tokenizer: Any) -> int | None:
+    """The token at which the model itself stops; its tokenizer may name another, or none."""
+    own: int | None = text_tokenizer.eos_token_id
+    stops = model.generation_config.eos_token_id
+    if stops is None:
+        return own
+    stops = [stops] if isinstance(stops, int) else list(stops)
+    return own if own in stops else stops[0]
+
+
+def _find(name: str) -> tuple[str, dict[str, str]]:
+    """Where transformers loads it from, and with which options."""
+    path = Path(name)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ValueError(f"{name} is a file, but not .gguf: give a folder, a .gguf file or a name on the hub")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        return name, {}
+    # The package itself is not imported: it may need more than its file.
+    package = importlib.util.find_spec(name.replace("-", "_")) if name.replace("-", "_").isidentifier() else None
+    for folder in (package.submodule_search_locations or []) if package else []:
+        files = sorted(Path(folder).glob("*.gguf"))
+        if files:
+            return folder, {"gguf_file": files[0].name}
+    return name, {}
+
+
+@torch.inference_mode()
+def draw_texts(
+    teacher: Teacher,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    temperature: float = 1.0,
+    generator: torch.Generator,
+) -> Drawn:
+    """One text for every prompt, up to EOS or `max_tokens`; the generator is on the teacher's device."""
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature is {temperature}, but must be finite and above 0")
+    from transformers import DynamicCache
+
+    device, eos = teacher.device, teacher.tokenizer.eos_id
+    read, attended = _left_padded(prompts, device)
+    num = len(prompts)
+    tokens = torch.zeros(num, max_tokens, dtype=torch.int64, device=device)
+    lengths = torch.full((num,), max_tokens, device=device)
+    log_probs = torch.zeros(num, dtype=torch.float64, device=device)
+    # Rows of the results that are still being written.
+    rows = torch.arange(num, device=device)
+    writing = torch.ones(num, dtype=torch.bool, device=device)
+    cache = DynamicCache(config=teacher.model.config)
+    positions = (attended.cumsum(1) - 1).clamp(min=0)
+    for step in range(max_tokens):
+        logits = teacher.model(
+            input_ids=read,
+            attention_mask=attended,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        drawn, chosen_log_probs = _draw(logits, teacher.tokenizer.vocab_size, temperature, generator)
+        if step == 0:
+            _require_numbers(chosen_log_probs, teacher.name)
+        tokens[rows, step] = drawn
+        log_probs[rows] += torch.where(writing, chosen_log_probs, 0.0)
+        if eos is not None:
+            lengths[rows] = torch.where(writing & (drawn == eos), step + 1, lengths[rows])
+            writing = writing & (drawn != eos)
+            if step % COMPACT_STEPS == COMPACT_STEPS - 1:
+                kept = writing.nonzero()[:, 0]
+                if not len(kept):
+                    break
+                if len(kept) < len(rows):
+                    cache.batch_select_indices(kept)
+                    rows, drawn, attended, positions = rows[kept], drawn[kept], attended[kept], positions[kept]
+                    writing = writing[kept]
+        read = drawn[:, None]
+        attended = torch.cat([attended, attended.new_ones(len(rows), 1)], dim=1)
+        positions = positions[:, -1:] + 1
+    _require_numbers(log_probs, teacher.name)
+    return Drawn(tokens, lengths, log_probs)
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+    attended = torch.zeros(len(prompts), width, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        attended[row, width - len(prompt) :] = 1
+    return ids.to(device), attended.to(device)
+
+
+def _draw(
+    logits: Float[Tensor, "B V"], vocab_size: int, temperature: float, generator: torch.Generator
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """A token a row and its log-probability; an output layer may be wider than the vocabulary."""
+    log_probs = (logits[:, :vocab_size].float() / temperature).log_softmax(dim=1)
+    # The first of exponential arrivals with rates p is token v with probability p_v. Unlike multinomial it takes any
+    # number of words, and NaN does not end the program on a GPU.
+    arrivals = torch.empty_like(log_probs).exponential_(generator=generator)
+    drawn = (log_probs - arrivals.log()).argmax(dim=1)
+    return drawn, log_probs.gather(1, drawn[:, None])[:, 0].double()
+
+
+def _require_numbers(log_probs: Tensor, name: str) -> None:
+    if not bool(log_probs.isfinite().all()):
+        row = int((~log_probs.isfinite()).nonzero()[0, 0])
+        raise ValueError(
+            f"{name} gives a log-probability of {float(log_probs[row])} in row {row}: its weights are broken, or overflow in {log_probs.device.type} precision"
+        )
