@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from rich.table import Table
 
 from experiments.control.methods import Output
+from vlhmm.experiments.provenance import commit_of_source, device_name
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,10 @@ def calibration_plot(calibration: Mapping[str, Any], path: Path, num_states: int
 
 
 def about(device: torch.device, command: str, seconds: float, seed: int) -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     return {
         "command": command,
-        "commit": commit.stdout.strip() or None,
-        "device": name,
+        "commit": commit_of_source(),
+        "device": device_name(device),
         "seconds": round(seconds, 1),
         "seed": seed,
         "torch": torch.__version__,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vlhmm import __version__
+from vlhmm._version import __version__
 
 
 def versions() -> dict[str, str]:
