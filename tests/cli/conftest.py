@@ -38,3 +38,9 @@ def model_dir(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         patch.setattr("sys.argv", ["vlhmm", "train", str(text_file), "--out", str(folder), *SMALL])
         assert main() == 0
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_width_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Test runners that work in parallel set it for their own output.
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -64,12 +64,13 @@ def times(model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[Measured]:
         return score(tables, batch).token_log_probs
 
     size = f"{settings.batch_size} x {settings.window} tokens, median of at most {TIMED_BATCHES}"
-    with torch.no_grad(), products_in(model.settings.precision):
+    with products_in(model.settings.precision):
         yield Measured(
             "training_ms",
             _median_ms(lambda: forward(_training_tables(model, recipe, generator)), device),
             f"forward pass with state dropout {settings.state_dropout:g}, tables made anew, {size}",
         )
+    with torch.no_grad():
         yield Measured(
             "regenerating_ms",
             _median_ms(lambda: forward(model.tables()), device),

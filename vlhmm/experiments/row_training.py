@@ -7,11 +7,12 @@ import json
 import math
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock
 
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS, KneserNey
 from vlhmm.baselines.settings import BaselineSettings
@@ -135,7 +136,8 @@ def _train_hmm(
     if running is not None:
         others.append(Measured("running_train", running, "mean over the epoch before the best check, with its dropout"))
     with torch.no_grad():
-        scorer = HMMScorer(model.tables().detach())
+        # Training may round; what is reported does not.
+        scorer = HMMScorer(replace(model.tables().detach(), precision="highest"))
     return Trained(scorer, model.num_parameters, seconds, others, thinned_curve(log), (model, recipe))
 
 
@@ -147,13 +149,15 @@ def _blocks(recipe: Recipe, corpus: Corpus, folder: Path) -> Generator[TrainingE
     name = hashlib.sha256(json.dumps(decided_by, sort_keys=True).encode()).hexdigest()[:16]
     path = folder / f"{name}.tsv"
     tokens = corpus.tokenizer.tokens()
-    if path.exists():
-        return Blocks.load(path, tokens)
-    yield Working("clustering words")
-    blocks = recipe.make_blocks(corpus)
     folder.mkdir(parents=True, exist_ok=True)
-    blocks.save(path, tokens, word_counts(corpus.train, corpus.tokenizer.vocab_size))
-    return blocks
+    # Rows that are trained side by side wait for the one that makes them.
+    with FileLock(folder / f"{name}.lock"):
+        if path.exists():
+            return Blocks.load(path, tokens)
+        yield Working("clustering words")
+        blocks = recipe.make_blocks(corpus)
+        blocks.save(path, tokens, word_counts(corpus.train, corpus.tokenizer.vocab_size))
+        return blocks
 
 
 def _fit_kneser_ney(settings: KneserNeySettings, corpus: Corpus) -> Training:

@@ -50,7 +50,11 @@ class ScalarStart(nn.Module):
 
 
 class SoftmaxHead(nn.Module):
-    """log A[z, z'] = out_z . in_z' - log sum over all z' asked for."""
+    """log A[z, z'] = out_z . in_z' - log sum over all z' asked for.
+
+    `precision` is that of the normaliser in training, which must be that of the tiles it is for, else rows would not sum to
+    one. Tables that are kept for inference get it in float32.
+    """
 
     def __init__(self, out_scale: float, precision: Precision) -> None:
         super().__init__()
@@ -68,7 +72,8 @@ class SoftmaxHead(nn.Module):
         out = out * self.out_scale
         if live is not None:
             out, into = _behind_barrier(out, into, live)
-        return SoftmaxTransition(out, into, row_logsumexp(out, into, precision=self.precision))
+        precision = self.precision if torch.is_grad_enabled() else "highest"
+        return SoftmaxTransition(out, into, row_logsumexp(out, into, precision=precision))
 
 
 class BlockFactoredHead(nn.Module):

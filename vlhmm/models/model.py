@@ -79,7 +79,9 @@ class Model(nn.Module):
         self.start = ScalarStart(support.num_states) if scalar else FactoredStart(settings.dim)
         match settings.transition:
             case "softmax":
-                self.transition = SoftmaxHead(settings.out_scale, settings.precision)
+                # Only the kernels of the blocked recursion round the features of their tiles.
+                rounded = support.partition and support.num_groups > 1
+                self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
             case "block-factored":
                 self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
             case "table":
