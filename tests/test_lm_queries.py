@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import vlhmm
 from vlhmm.data import Tokenizer
-from vlhmm.pieces import Gap, encode_after, encode_pieces, split_at_gaps
+from vlhmm.text.pieces import Gap, encode_after, encode_pieces, split_at_gaps
 
 TEXT = "the cat sees the dog"
 

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior, TokenScore
 from vlhmm.checkpoint import load_model, save_model
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
@@ -20,15 +19,16 @@ from vlhmm.control.controlled import ControlledHMM
 from vlhmm.control.generate import Choice
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
-from vlhmm.explain import explain
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.sampling import StateWords, draw
-from vlhmm.infilling import infill_text
 from vlhmm.models import Model
-from vlhmm.pieces import Gap, encode_pieces, split_at_gaps
 from vlhmm.tables import Belief
-from vlhmm.text_stream import TextStream
+from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior, TokenScore
+from vlhmm.text.explain import explain
+from vlhmm.text.infilling import infill_text
+from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
+from vlhmm.text.stream import TextStream
 
 
 class LanguageModel:

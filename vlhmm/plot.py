@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlhmm.answers import Explanation
+from vlhmm.text.answers import Explanation
 
 LEAST_EDGE = 0.02
 """Moves between states that are less likely than this are not drawn."""

@@ -14,7 +14,7 @@ from vlhmm.cli.queries import LEAST_SHOWN, between
 from vlhmm.cli.show import line, print_json, print_table, table
 
 if TYPE_CHECKING:
-    from vlhmm.answers import Infilling
+    from vlhmm.text.answers import Infilling
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from vlhmm.cli.options import Json, ModelDir, TextOrStdin, texts_of
 from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_table, table
 
 if TYPE_CHECKING:
-    from vlhmm.answers import BestPath, Explanation, NamedState, Score
+    from vlhmm.text.answers import BestPath, Explanation, NamedState, Score
 
 FULL_BAR_NATS = 12.0
 """The surprise at which a bar is full: a token of probability 6e-6."""

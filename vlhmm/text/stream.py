@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from vlhmm.answers import TokenScore
 from vlhmm.data import Tokenizer
-from vlhmm.pieces import encode_after
 from vlhmm.stream import Stream
+from vlhmm.text.answers import TokenScore
+from vlhmm.text.pieces import encode_after
 
 TAIL_CHARACTERS = 64
 """So much of the text fed last is kept, to encode what follows as it stands there."""

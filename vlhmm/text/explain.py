@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.answers import ExplainedState, ExplainedToken, Explanation, NamedState
 from vlhmm.hmm import HMM
 from vlhmm.inference.moves import Moves
 from vlhmm.tables import Belief, Tables
+from vlhmm.text.answers import ExplainedState, ExplainedToken, Explanation, NamedState
 
 
 def explain(

@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.answers import FilledGap, Filling, Infilling
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.infill import Infiller, filled_log_prob
 from vlhmm.inference.sampling import draw
-from vlhmm.pieces import Gap
 from vlhmm.tables import Belief
+from vlhmm.text.answers import FilledGap, Filling, Infilling
+from vlhmm.text.pieces import Gap
 
 MOST_ALTERNATIVES = 1000
 """Combinations of numbers of tokens; each is a text of its own."""
