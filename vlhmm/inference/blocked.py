@@ -21,8 +21,9 @@ def kernels_take(tables: Tables) -> bool:
     return (
         tables.device.type == "cuda"
         and tables.dtype == torch.float32
-        and support.partition
         and support.num_groups > 1
+        # Without a partition tiles are made of the states of two words: for that a row needs no more than its features.
+        and (support.partition or isinstance(tables.transition, SoftmaxTransition))
         and support.states_per_word <= MOST_STATES
         and not isinstance(tables.transition, TableTransition)
         and torch.cuda.get_device_capability(tables.device) >= (8, 0)
@@ -45,6 +46,8 @@ def blocked_window(
 
 def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> BlockedFactors:
     """The factors of a window, the rows of a boundary behind those of the tables."""
+    if not tables.support.partition:
+        return _scattered_factors(tables, batch, belief)
     starts = window_starts(tables, batch, belief)
     transition = tables.transition
     assert not isinstance(transition, TableTransition)
@@ -63,6 +66,30 @@ def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundar
         transition,
         source,
         starts.group,
+        tables.emissions_of(batch.tokens),
+        batch.lengths,
+    )
+
+
+def _scattered_factors(tables: Tables, batch: Batch, belief: Belief | None) -> BlockedFactors:
+    """Without a partition each position, and the one before the first, is a group of its own: copies of its word's states."""
+    starts, transition = window_starts(tables, batch, belief), tables.transition
+    assert isinstance(transition, SoftmaxTransition)
+    before = batch.tokens[:, 0] if belief is None else belief.token
+    words = torch.cat([before[:, None], batch.tokens], dim=1)
+    states = tables.support.states_of(words).flatten()
+    group = torch.arange(words.numel(), device=words.device).view_as(words)
+    return BlockedFactors(
+        starts.log_previous,
+        starts.log_inits,
+        starts.init_of,
+        SoftmaxTransition(
+            transition.out.index_select(0, states),
+            transition.into.index_select(0, states),
+            transition.log_normalizer.index_select(0, states),
+        ),
+        group[:, :-1],
+        group[:, 1:],
         tables.emissions_of(batch.tokens),
         batch.lengths,
     )

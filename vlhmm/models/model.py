@@ -80,7 +80,7 @@ class Model(nn.Module):
         match settings.transition:
             case "softmax":
                 # Only the kernels of the blocked recursion round the features of their tiles.
-                rounded = support.partition and support.num_groups > 1
+                rounded = support.num_groups > 1
                 self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
             case "block-factored":
                 self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
