@@ -24,7 +24,7 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.prepare import write_manifest
 from vlhmm.data.tokens import id_dtype
-from vlhmm.teacher import Teacher, draw_texts
+from vlhmm.teacher import Teacher, TextDrawer
 
 SETTINGS: Final = "samples.json"
 SHARDS: Final = "shards"
@@ -124,9 +124,15 @@ def draw_samples(
             teacher = load()
             _keep_tokenizer(folder, teacher.tokenizer)
             prompt_ids = teacher.prompt_ids(prompts)
+            draw = TextDrawer(
+                teacher,
+                max_tokens=settings.max_tokens,
+                temperature=settings.temperature,
+                longest_prompt=max(map(len, prompt_ids)),
+            )
             begun = time.monotonic()
             while drawn < num_tokens and (max_seconds is None or time.monotonic() - begun < max_seconds):
-                lengths = _draw_shard(folder, number, teacher, prompt_ids, settings)
+                lengths = _draw_shard(folder, number, teacher.device, draw, prompt_ids, settings)
                 number += 1
                 drawn, samples, new = drawn + int(lengths.sum()), samples + len(lengths), new + int(lengths.sum())
                 yield SampleEvent(drawn, samples, new)
@@ -158,14 +164,17 @@ def _keep_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def _draw_shard(
-    folder: Path, number: int, teacher: Teacher, prompts: list[list[int]], settings: SampleSettings
+    folder: Path,
+    number: int,
+    device: torch.device,
+    draw: TextDrawer,
+    prompts: list[list[int]],
+    settings: SampleSettings,
 ) -> NDArray[np.int64]:
     random = np.random.default_rng([settings.seed, number])
     chosen = [prompts[index] for index in random.integers(len(prompts), size=settings.batch_size)]
-    generator = torch.Generator(teacher.device).manual_seed(int(random.integers(2**62)))
-    drawn = draw_texts(
-        teacher, chosen, max_tokens=settings.max_tokens, temperature=settings.temperature, generator=generator
-    )
+    generator = torch.Generator(device).manual_seed(int(random.integers(2**62)))
+    drawn = draw(chosen, generator)
     written = torch.arange(drawn.tokens.shape[1], device=drawn.tokens.device) < drawn.lengths[:, None]
     tensors = {"ids": drawn.tokens[written].int(), "lengths": drawn.lengths, "log_probs": drawn.log_probs}
     write_tensors(folder / SHARDS / f"{number:06d}.safetensors", tensors, {"kind": "samples"})

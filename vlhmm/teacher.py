@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from vlhmm.data import Tokenizer
-
-COMPACT_STEPS = 8
-"""Every so many steps, rows whose text has ended leave the batch."""
+from vlhmm.decoding import (
+    BrokenModelError,
+    Drawn,
+    FixedWriter,
+    Manner,
+    Prompts,
+    bytes_per_row,
+    can_be_fixed,
+    write_growing,
+)
+from vlhmm.memory import available_bytes, require_memory
 
 
 @dataclass(frozen=True)
@@ -67,17 +74,6 @@ class Teacher:
         if found and rendered(prompts[0]) == before + prompts[0] + after:
             return [before + prompt.strip() + after for prompt in prompts]
         return [rendered(prompt) for prompt in prompts]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Texts that a teacher wrote, one a row."""
-
-    tokens: Int[Tensor, "B T"]
-    lengths: Int[Tensor, " B"]
-    """EOS counted, where the text reached it."""
-    log_probs: Float[Tensor, " B"]
-    """log p(text | prompt) by the distribution it was drawn from."""
 
 
 def load_teacher(name: str, device: torch.device | str = "cpu", tokenizer: Tokenizer | None = None) -> Teacher:
@@ -150,7 +146,63 @@ def _find(name: str) -> tuple[str, dict[str, str]]:
     return name, {}
 
 
-@torch.inference_mode()
+class TextDrawer:
+    """Draws texts up to EOS or `max_tokens`, batch after batch.
+
+    On a GPU what was captured for one batch serves the next ones of the same size, so keep it while there is more to draw.
+    `longest_prompt`: of all batches to come, so that what is drawn from one does not depend on those before it.
+    """
+
+    def __init__(self, teacher: Teacher, *, max_tokens: int, temperature: float = 1.0, longest_prompt: int = 1) -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+        if not (temperature > 0 and math.isfinite(temperature)):
+            raise ValueError(f"temperature is {temperature}, but must be finite and above 0")
+        self._teacher, self._longest_prompt = teacher, longest_prompt
+        self._manner = Manner(max_tokens, teacher.tokenizer.vocab_size, teacher.tokenizer.eos_id, temperature)
+        # On a CPU nothing is gained by fixed places, and rows that have ended are better left out.
+        self._may_fix = teacher.device.type == "cuda" and can_be_fixed(teacher.model)
+        self._writer: FixedWriter | None = None
+
+    def __call__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Drawn:
+        """One text for every prompt; the generator is on the teacher's device."""
+        if not prompts:
+            raise ValueError("0 prompts, at least 1 is needed")
+        model, read = self._teacher.model, _left_padded(prompts, self._teacher.device)
+        if self._writer is not None and not self._writer.fits(read):
+            self._writer = None
+        if self._writer is None:
+            self._require_memory(read)
+        before = generator.get_state()
+        if self._may_fix:
+            try:
+                return self._fixed(read).write(read, generator)
+            except (torch.OutOfMemoryError, BrokenModelError):
+                raise
+            # Any model may be given, and it may raise anything where it does not take fixed buffers.
+            except Exception as error:
+                warnings.warn(f"{self._teacher.name} is drawn from the slow way: {error!r}", stacklevel=2)
+                self._may_fix, self._writer = False, None
+                generator.set_state(before)
+        return write_growing(model, read, self._manner, generator)
+
+    def _fixed(self, prompts: Prompts) -> FixedWriter:
+        if self._writer is None:
+            num, width = prompts.ids.shape
+            self._writer = FixedWriter(self._teacher.model, num, max(width, self._longest_prompt), self._manner)
+        return self._writer
+
+    def _require_memory(self, prompts: Prompts) -> None:
+        num, width = len(prompts.ids), max(prompts.ids.shape[1], self._longest_prompt)
+        device, row = self._teacher.device, bytes_per_row(self._teacher.model, width, self._manner)
+        require_memory(
+            num * row,
+            f"{num:,} texts of {width} + {self._manner.max_tokens:,} tokens by {self._teacher.name}",
+            f"draw at most {available_bytes(device) // row:,} side by side, or make max_tokens smaller",
+            device,
+        )
+
+
 def draw_texts(
     teacher: Teacher,
     prompts: Sequence[Sequence[int]],
@@ -159,81 +211,15 @@ def draw_texts(
     temperature: float = 1.0,
     generator: torch.Generator,
 ) -> Drawn:
-    """One text for every prompt, up to EOS or `max_tokens`; the generator is on the teacher's device."""
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature is {temperature}, but must be finite and above 0")
-    from transformers import DynamicCache
-
-    device, eos = teacher.device, teacher.tokenizer.eos_id
-    read, attended = _left_padded(prompts, device)
-    num = len(prompts)
-    tokens = torch.zeros(num, max_tokens, dtype=torch.int64, device=device)
-    lengths = torch.full((num,), max_tokens, device=device)
-    log_probs = torch.zeros(num, dtype=torch.float64, device=device)
-    # Rows of the results that are still being written.
-    rows = torch.arange(num, device=device)
-    writing = torch.ones(num, dtype=torch.bool, device=device)
-    cache = DynamicCache(config=teacher.model.config)
-    positions = (attended.cumsum(1) - 1).clamp(min=0)
-    for step in range(max_tokens):
-        logits = teacher.model(
-            input_ids=read,
-            attention_mask=attended,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        drawn, chosen_log_probs = _draw(logits, teacher.tokenizer.vocab_size, temperature, generator)
-        if step == 0:
-            _require_numbers(chosen_log_probs, teacher.name)
-        tokens[rows, step] = drawn
-        log_probs[rows] += torch.where(writing, chosen_log_probs, 0.0)
-        if eos is not None:
-            lengths[rows] = torch.where(writing & (drawn == eos), step + 1, lengths[rows])
-            writing = writing & (drawn != eos)
-            if step % COMPACT_STEPS == COMPACT_STEPS - 1:
-                kept = writing.nonzero()[:, 0]
-                if not len(kept):
-                    break
-                if len(kept) < len(rows):
-                    cache.batch_select_indices(kept)
-                    rows, drawn, attended, positions = rows[kept], drawn[kept], attended[kept], positions[kept]
-                    writing = writing[kept]
-        read = drawn[:, None]
-        attended = torch.cat([attended, attended.new_ones(len(rows), 1)], dim=1)
-        positions = positions[:, -1:] + 1
-    _require_numbers(log_probs, teacher.name)
-    return Drawn(tokens, lengths, log_probs)
+    """One text for every prompt, up to EOS or `max_tokens`; for more than one batch keep a `TextDrawer`."""
+    return TextDrawer(teacher, max_tokens=max_tokens, temperature=temperature)(prompts, generator)
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Prompts:
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.int64)
     attended = torch.zeros(len(prompts), width, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         attended[row, width - len(prompt) :] = 1
-    return ids.to(device), attended.to(device)
-
-
-def _draw(
-    logits: Float[Tensor, "B V"], vocab_size: int, temperature: float, generator: torch.Generator
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """A token a row and its log-probability; an output layer may be wider than the vocabulary."""
-    log_probs = (logits[:, :vocab_size].float() / temperature).log_softmax(dim=1)
-    # The first of exponential arrivals with rates p is token v with probability p_v. Unlike multinomial it takes any
-    # number of words, and NaN does not end the program on a GPU.
-    arrivals = torch.empty_like(log_probs).exponential_(generator=generator)
-    drawn = (log_probs - arrivals.log()).argmax(dim=1)
-    return drawn, log_probs.gather(1, drawn[:, None])[:, 0].double()
-
-
-def _require_numbers(log_probs: Tensor, name: str) -> None:
-    if not bool(log_probs.isfinite().all()):
-        row = int((~log_probs.isfinite()).nonzero()[0, 0])
-        raise ValueError(
-            f"{name} gives a log-probability of {float(log_probs[row])} in row {row}: its weights are broken, or overflow in {log_probs.device.type} precision"
-        )
+    return Prompts(ids.to(device), attended.to(device))

@@ -1,0 +1,358 @@
+"""Texts that a causal language model of transformers writes, many side by side, a token a step.
+
+`write_growing` takes any model: keys and values grow, and rows that have ended leave. `FixedWriter` keeps everything in buffers
+of fixed size and place, so that a step on a GPU is one CUDA graph. Both draw the same tokens from the same generator.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.capture import captured
+
+CHECK_STEPS = 8
+"""Every so many steps it is asked which texts have ended."""
+EAGER_STEPS = 2
+"""Steps made before a graph is captured: they load kernels, and the last is watched for waits."""
+SLOT_MULTIPLE = 16
+"""Attention reads rows of a mask without copying them if they are so aligned."""
+ONE_QUERY_ATTENTION = "vlhmm_one_query"
+"""The name under which transformers knows `one_query_attention`."""
+
+
+class BrokenModelError(ValueError):
+    """A model whose probabilities are no numbers."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Texts that a teacher wrote, one a row."""
+
+    tokens: Int[Tensor, "B T"]
+    """0 past the length."""
+    lengths: Int[Tensor, " B"]
+    """EOS counted, where the text reached it."""
+    log_probs: Float[Tensor, " B"]
+    """log p(text | prompt) by the distribution it was drawn from."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How texts are drawn, whatever the prompts."""
+
+    max_tokens: int
+    vocab_size: int
+    """An output layer may be wider; what is above is never drawn."""
+    eos: int | None
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Padded on the left."""
+
+    ids: Int[Tensor, "B W"]
+    attended: Int[Tensor, "B W"]
+    """1 where there is a token, else 0."""
+
+    @property
+    def positions(self) -> Int[Tensor, "B W"]:
+        return (self.attended.cumsum(1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def write_growing(model: Any, prompts: Prompts, manner: Manner, generator: torch.Generator) -> Drawn:
+    """One text for every prompt, with keys and values of the rows that are still being written."""
+    from transformers import DynamicCache
+
+    num, device = len(prompts.ids), prompts.ids.device
+    tokens = torch.zeros(num, manner.max_tokens, dtype=torch.int64, device=device)
+    lengths = torch.zeros(num, dtype=torch.int64, device=device)
+    log_probs = torch.zeros(num, dtype=torch.float64, device=device)
+    # Rows of the results that the model still reads.
+    rows = torch.arange(num, device=device)
+    writing = torch.ones(num, dtype=torch.bool, device=device)
+    cache = DynamicCache(config=model.config)
+    read, attended, positions = prompts.ids, prompts.attended, prompts.positions
+    for step in range(manner.max_tokens):
+        logits = _last_logits(model, read, attended, positions, cache)
+        drawn, chosen_log_probs = draw_tokens(logits, manner, arrivals_of(num, manner, generator, device, rows))
+        tokens[rows, step] = torch.where(writing, drawn, 0)
+        log_probs[rows] += torch.where(writing, chosen_log_probs, 0.0)
+        lengths[rows] += writing
+        if step == 0:
+            require_numbers(log_probs)
+        if manner.eos is not None:
+            writing = writing & (drawn != manner.eos)
+            if (step + 1) % CHECK_STEPS == 0:
+                kept = writing.nonzero()[:, 0]
+                if not len(kept):
+                    break
+                if len(kept) < len(rows):
+                    cache.batch_select_indices(kept)
+                    rows, drawn, attended, positions = rows[kept], drawn[kept], attended[kept], positions[kept]
+                    writing = writing[kept]
+        read = drawn[:, None]
+        attended = torch.cat([attended, attended.new_ones(len(rows), 1)], dim=1)
+        positions = positions[:, -1:] + 1
+    require_numbers(log_probs)
+    return Drawn(tokens, lengths, log_probs)
+
+
+class FixedWriter:
+    """Writes `num` texts at a time, after prompts of at most `width` tokens.
+
+    What is captured for the first batch serves all that follow.
+    """
+
+    # No inference mode here: the first capture in it would spoil the default generator for every graph outside.
+    @torch.no_grad()
+    def __init__(self, model: Any, num: int, width: int, manner: Manner) -> None:
+        from transformers import StaticCache
+
+        device = model.device
+        slots = slots_of(width, manner.max_tokens)
+        self.num, self.width, self.manner = num, slots - manner.max_tokens, manner
+        self._model = model
+        self._cache = StaticCache(config=model.config, max_cache_len=slots)
+        self._read = torch.zeros(num, 1, dtype=torch.int64, device=device)
+        self._positions = torch.zeros_like(self._read)
+        # Added to the logits of attention: 0 where a key is read, else -inf.
+        self._mask = torch.zeros(num, 1, 1, slots, dtype=model.dtype, device=device)
+        self._slot = torch.zeros(1, dtype=torch.int64, device=device)
+        """Where the keys of the token read next go."""
+        self._count = torch.zeros(1, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(num, manner.max_tokens, dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(num, dtype=torch.int64, device=device)
+        self._log_probs = torch.zeros(num, dtype=torch.float64, device=device)
+        self._writing = torch.ones(num, dtype=torch.bool, device=device)
+        # A graph draws from the generator it was captured with.
+        self._generator = torch.Generator(device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._may_capture = device.type == "cuda"
+        self._eager_left = EAGER_STEPS
+
+    def fits(self, prompts: Prompts) -> bool:
+        return len(prompts.ids) == self.num and prompts.ids.shape[1] <= self.width
+
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
+    @torch.no_grad()
+    def write(self, prompts: Prompts, generator: torch.Generator) -> Drawn:
+        """One text for every prompt."""
+        self._generator.set_state(generator.get_state())
+        self._begin(prompts)
+        require_numbers(self._log_probs)
+        with one_query_attention_in(self._model):
+            for count in range(1, self.manner.max_tokens):
+                if count % CHECK_STEPS == 0 and self.manner.eos is not None and not bool(self._writing.any()):
+                    break
+                self._advance()
+        generator.set_state(self._generator.get_state())
+        require_numbers(self._log_probs)
+        return Drawn(self._tokens.clone(), self._lengths.clone(), self._log_probs.clone())
+
+    def _begin(self, prompts: Prompts) -> None:
+        width = prompts.ids.shape[1]
+        self._cache.reset()
+        self._tokens.zero_()
+        self._lengths.zero_()
+        self._log_probs.zero_()
+        self._writing.fill_(True)
+        self._count.zero_()
+        # `_record` moves them on by one.
+        self._slot.fill_(width - 1)
+        self._positions.copy_(prompts.positions[:, -1:])
+        self._mask.fill_(-math.inf)
+        self._mask[:, 0, 0, :width].masked_fill_(prompts.attended.bool(), 0.0)
+        self._record(_last_logits(self._model, prompts.ids, prompts.attended, prompts.positions, self._cache))
+
+    def _advance(self) -> None:
+        if self._graph is None and self._may_capture and self._eager_left == 0:
+            self._capture()
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        if self._may_capture and self._eager_left == 1:
+            with _waits() as waits:
+                self._step()
+            if waits:
+                self._give_up_graph(f"it waits for the device ({waits[0].message})")
+        else:
+            self._step()
+        self._eager_left = max(0, self._eager_left - 1)
+
+    def _capture(self) -> None:
+        try:
+            self._graph = captured(self._step, self._generator)
+        except RuntimeError as error:
+            # The generator of a capture that failed draws no more.
+            state = self._generator.get_state()
+            self._generator = torch.Generator(self._model.device)
+            self._generator.set_state(state)
+            self._give_up_graph(str(error).split("\n")[0])
+
+    def _give_up_graph(self, reason: str) -> None:
+        self._may_capture = False
+        warnings.warn(
+            f"{type(self._model).__name__} cannot be captured as a CUDA graph, so drawing is slow: {reason}",
+            stacklevel=2,
+        )
+
+    def _step(self) -> None:
+        """Reads the token drawn last and draws the next."""
+        self._mask.index_fill_(3, self._slot, 0.0)
+        self._record(_last_logits(self._model, self._read, self._mask, self._positions, self._cache))
+
+    def _record(self, logits: Float[Tensor, "B V"]) -> None:
+        arrivals = arrivals_of(self.num, self.manner, self._generator, logits.device)
+        drawn, chosen_log_probs = draw_tokens(logits, self.manner, arrivals)
+        self._tokens.index_copy_(1, self._count, torch.where(self._writing, drawn, 0)[:, None])
+        self._log_probs += torch.where(self._writing, chosen_log_probs, 0.0)
+        self._lengths += self._writing
+        if self.manner.eos is not None:
+            self._writing &= drawn != self.manner.eos
+        self._read.copy_(drawn[:, None])
+        self._positions += 1
+        self._slot += 1
+        self._count += 1
+
+
+def can_be_fixed(model: Any) -> bool:
+    """Whether the model itself promises to run in fixed buffers, with nothing but full attention.
+
+    A window or a recurrent state would need masks and buffers of its own.
+    """
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    if not getattr(model, "_can_compile_fullgraph", False):
+        return False
+    layers = StaticCache(config=model.config, max_cache_len=1).layers
+    # Earlier versions are told by the host where keys go.
+    return all(type(layer) is StaticLayer and hasattr(layer, "cumulative_length") for layer in layers)
+
+
+def slots_of(width: int, max_tokens: int) -> int:
+    """Keys of a row for prompts of that width."""
+    return math.ceil((width + max_tokens) / SLOT_MULTIPLE) * SLOT_MULTIPLE
+
+
+def bytes_per_row(model: Any, width: int, manner: Manner) -> int:
+    """What one text takes: keys and values, its prompt's widest layer, and logits with what is drawn from them, eagerly and
+    again in a graph."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    keys_and_values = 2 * config.num_hidden_layers * heads * head_size * slots_of(width, manner.max_tokens)
+    widest_layer = 4 * width * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    float32, copies = 4, 2
+    drawing = config.vocab_size * (model.dtype.itemsize + 3 * float32) * copies
+    return int((keys_and_values + widest_layer) * model.dtype.itemsize + drawing + 8 * manner.max_tokens)
+
+
+def _last_logits(model: Any, read: Tensor, attended: Tensor, positions: Tensor, cache: Any) -> Float[Tensor, "B V"]:
+    logits: Tensor = model(
+        input_ids=read,
+        attention_mask=attended,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    return logits
+
+
+def arrivals_of(
+    num: int, manner: Manner, generator: torch.Generator, device: torch.device, rows: Int[Tensor, " R"] | None = None
+) -> Float[Tensor, "R X"]:
+    """Exponential times, drawn for all rows so that those of one do not depend on which others have ended."""
+    arrivals = torch.empty(num, manner.vocab_size, device=device).exponential_(generator=generator)
+    return arrivals if rows is None or len(rows) == num else arrivals[rows]
+
+
+def draw_tokens(
+    logits: Float[Tensor, "R V"], manner: Manner, arrivals: Float[Tensor, "R X"]
+) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
+    """A token a row and its log-probability; `arrivals` is written over."""
+    logits = logits[:, : manner.vocab_size].float()
+    probs = (logits if manner.temperature == 1 else logits / manner.temperature).softmax(dim=1)
+    # The first of exponential arrivals with rates p is token v with probability p_v. Unlike multinomial it takes any
+    # number of words, and NaN does not end the program on a GPU.
+    drawn = torch.div(probs, arrivals, out=arrivals).argmax(dim=1)
+    return drawn, probs.gather(1, drawn[:, None])[:, 0].double().log()
+
+
+def require_numbers(log_probs: Float[Tensor, " B"]) -> None:
+    if not bool(log_probs.isfinite().all()):
+        row = int((~log_probs.isfinite()).nonzero()[0, 0])
+        raise BrokenModelError(
+            f"the model gives a log-probability of {float(log_probs[row])} in row {row}: its weights are broken, or overflow in {log_probs.device.type} precision"
+        )
+
+
+def one_query_attention(
+    module: Any,
+    query: Float[Tensor, "B H 1 D"],
+    key: Float[Tensor, "B G S D"],
+    value: Float[Tensor, "B G S E"],
+    attention_mask: Float[Tensor, "B 1 1 S"] | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Float[Tensor, "B 1 H E"], None]:
+    """Attention of one position a row: the query heads that share a key head are its queries.
+
+    transformers repeats keys and values for every query head instead, and so moves several times the memory.
+    """
+    unknown = [name for name in ("position_bias", "softcap") if options.get(name) is not None]
+    if unknown:
+        raise NotImplementedError(f"attention with {unknown[0]}")
+    B, H, _, D = query.shape
+    G = key.shape[1]
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(B, G, H // G, D), key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return mixed.reshape(B, 1, H, value.shape[-1]), None
+
+
+@contextmanager
+def one_query_attention_in(model: Any) -> Iterator[None]:
+    """The model's attention is `one_query_attention` inside, if it is torch's outside."""
+    from transformers import AttentionInterface
+
+    before = model.config._attn_implementation
+    if before != "sdpa" or not model._supports_attention_backend:
+        yield
+        return
+    AttentionInterface.register(ONE_QUERY_ATTENTION, one_query_attention)
+    model.set_attn_implementation(ONE_QUERY_ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def _waits() -> Iterator[list[warnings.WarningMessage]]:
+    """Gathers what made the host wait for the device. A capture that fails at it would spoil the generators."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            found[:] = [warning for warning in found if "called a synchronizing" in str(warning.message)]
