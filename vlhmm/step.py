@@ -16,9 +16,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vlhmm.capture import captured
-from vlhmm.inference.blocked import kernels_take
 from vlhmm.inference.gather import Batch, Boundary
-from vlhmm.inference.score import score
+from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Kept, Model, Window
 from vlhmm.precision import Precision
 from vlhmm.tables import Belief
@@ -92,7 +91,9 @@ class Step:
 
     def __call__(self, tokens: Int[Tensor, "B T"], rate: float, fresh: bool) -> None:
         """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief."""
-        self._tokens.copy_(tokens, non_blocking=True)
+        # From memory that can be swapped out the copy would wait for the step before.
+        in_reach = tokens.pin_memory() if self._tokens.is_cuda and not tokens.is_cuda else tokens
+        self._tokens.copy_(in_reach, non_blocking=True)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -120,10 +121,11 @@ class Step:
         # A window that goes on from a belief and never resets asks nothing of the start.
         begins = fresh or self.model.reset_token is not None
         tables, transition = self.model(previous, window, with_start=begins)
-        self.static_shapes = kernels_take(tables)
         boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
-        scored = score(tables, Batch(self._tokens, self._lengths), belief, boundary)
+        batch = Batch(self._tokens, self._lengths)
+        self.static_shapes = can_be_captured(tables, batch)
+        scored = score(tables, batch, belief, boundary)
         loss = -scored.token_log_probs.sum() / self._tokens.numel()
         # A gradient that is not added to another needs neither zeros before nor a sum after.
         self.optimizer.zero_grad(set_to_none=True)
@@ -218,9 +220,10 @@ class _Graphs:
     def replay(self, fresh: bool) -> None:
         step = self._step
         if fresh != self._steady_is_fresh or self._eager_left > 0:
-            self._eager_left -= fresh == self._steady_is_fresh and step.static_shapes
             step.make_gradients(fresh)
             step.update()
+            # As this step has found: a fresh window may be static where one that goes on from another is not.
+            self._eager_left -= fresh == self._steady_is_fresh and step.static_shapes
             return
         if self._graphs is None:
             self._graphs = self._captured()

@@ -15,8 +15,8 @@ from vlhmm.inference.gather import Batch
 from vlhmm.tables import Belief, BlockFactoredTransition, Support, Tables, TableTransition
 
 
-def as_integers(values: Any, name: str, device: torch.device) -> Int[Tensor, ...]:
-    """`values` as int64 on `device`; floats and ragged lists are refused."""
+def as_integers(values: Any, name: str, device: torch.device | None = None) -> Int[Tensor, ...]:
+    """`values` as int64 on `device` (None: where they are); floats and ragged lists are refused."""
     if not isinstance(values, Tensor):
         try:
             values = torch.from_numpy(np.array(values))
@@ -31,8 +31,12 @@ def as_integers(values: Any, name: str, device: torch.device) -> Int[Tensor, ...
 
 
 def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
-    """Checked tokens (B, T) and lengths; ids past a length are set to 0."""
-    ids = as_integers(tokens, "tokens", tables.device)
+    """Checked tokens (B, T) and lengths; ids past a length are set to 0.
+
+    They are checked where they are, so that a GPU is not waited for on account of what comes from the CPU; of what is on the
+    GPU already four numbers are asked for at once.
+    """
+    ids = as_integers(tokens, "tokens")
     if ids.ndim != 2:
         raise ValueError(
             f"tokens has {ids.ndim} dimension(s) {tuple(ids.shape)}, but 2 are needed, (batch, time): for one sequence use tokens[None]"
@@ -40,28 +44,29 @@ def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
     size, num_positions = ids.shape
     if size == 0 or num_positions == 0:
         raise ValueError(f"tokens has shape {tuple(ids.shape)}, but at least one sequence of one token is needed")
+    within, extremes = ids, []
     if lengths is None:
         counts = torch.full((size,), num_positions, device=tables.device)
     else:
-        counts = as_integers(lengths, "lengths", tables.device)
+        counts = as_integers(lengths, "lengths", ids.device)
         if counts.shape != (size,):
             raise ValueError(f"lengths has shape {tuple(counts.shape)}, but one length a sequence is needed: ({size},)")
-        bad = (counts < 1) | (counts > num_positions)
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0, 0])
-            raise ValueError(
-                f"lengths[{row}] is {int(counts[row])}, but it must be between 1 and T = {num_positions}: leave out empty sequences, pad longer ones"
-            )
-    within = torch.arange(num_positions, device=ids.device) < counts[:, None]
-    ids = torch.where(within, ids, 0)
-    bad = (ids < 0) | (ids >= tables.num_words)
-    if bool(bad.any()):
-        row, position = bad.nonzero()[0].tolist()
+        within = torch.where(torch.arange(num_positions, device=ids.device) < counts[:, None], ids, 0)
+        extremes = list(counts.aminmax())
+    *of_lengths, lowest, highest = torch.stack([*extremes, *within.aminmax()]).tolist()
+    if of_lengths and not 1 <= of_lengths[0] <= of_lengths[1] <= num_positions:
+        row = int(((counts < 1) | (counts > num_positions)).nonzero()[0, 0])
         raise ValueError(
-            f"tokens[{row}, {position}] is {int(ids[row, position])}, but ids must be between 0 and {tables.num_words - 1} "
+            f"lengths[{row}] is {int(counts[row])}, but it must be between 1 and T = {num_positions}: leave out empty sequences, pad longer ones"
+        )
+    if not 0 <= lowest <= highest < tables.num_words:
+        row, position = ((within < 0) | (within >= tables.num_words)).nonzero()[0].tolist()
+        raise ValueError(
+            f"tokens[{row}, {position}] is {int(within[row, position])}, but ids must be between 0 and {tables.num_words - 1} "
             f"(vocabulary of {tables.num_words}): map unknown words to an id of the vocabulary"
         )
-    return Batch(ids, counts)
+    # Kernels read them as they lie in memory.
+    return Batch(within.contiguous().to(tables.device), counts.contiguous().to(tables.device))
 
 
 def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple[Batch, Bool[Tensor, "B T"]]:
@@ -92,9 +97,8 @@ def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tenso
         isinstance(sequences, Sequence) and lengths is None and len(sequences) > 0 and not isinstance(sequences, str)
     )
     if ragged:
-        rows = [
-            as_integers(sequence, f"sequences[{number}]", tables.device) for number, sequence in enumerate(sequences)
-        ]
+        # As in `as_batch` checked where they are.
+        rows = [as_integers(sequence, f"sequences[{number}]") for number, sequence in enumerate(sequences)]
         for number, row in enumerate(rows):
             if row.ndim != 1 or row.shape[0] == 0:
                 raise ValueError(
@@ -106,7 +110,7 @@ def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tenso
                 raise ValueError(
                     f"sequences[{number}][{position}] is {int(row[position])}, but ids must be between 0 and {tables.num_words - 1}"
                 )
-        return rows
+        return [row.to(tables.device) for row in rows]
     batch = as_batch(sequences, lengths, tables)
     return [tokens[:length] for tokens, length in zip(batch.tokens, batch.lengths.tolist(), strict=True)]
 

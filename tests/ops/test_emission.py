@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from vlhmm.ops.emission import column as column_ops
 from vlhmm.ops.emission import emitting_states, log_emission, normalize_over_words, reference, word_layout
 from vlhmm.ops.emission import scattered as scattered_ops
 from vlhmm.tables import Support, blocked_support, cloned_support, dense_support, uniform_support
@@ -120,6 +121,12 @@ def test_large_logits_do_not_overflow():
         value = log_emission(emit, words, bias, support)
         assert not value.isnan().any()
         assert (value <= 0).all()
+
+
+def test_the_softmax_of_columns_for_a_gpu_equals_the_library():
+    logits = (5 * torch.randn(37, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).requires_grad_()
+    torch.testing.assert_close(column_ops._ColumnLogSoftmax.apply(logits), logits.log_softmax(0))
+    assert torch.autograd.gradcheck(column_ops._ColumnLogSoftmax.apply, (logits,))
 
 
 def test_emitting_states_are_those_of_some_word():

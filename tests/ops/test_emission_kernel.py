@@ -49,6 +49,8 @@ SMALL = {
     "one word, one state, one feature": (sized([1, 1], 1), 1, None),
     "cloned": (cloned_support(5, 3), 4, None),
     "pieces of states and features": (sized([3, 2], 131), 67, None),
+    "one group": (sized([550], 5), 3, 16),
+    "one group, pieces of states and features": (sized([37], 131), 67, None),
 }
 LARGE = {
     "uneven": (sized([1, 700, 33, 64, 65, 2], 129), 257, 64),
@@ -57,6 +59,8 @@ LARGE = {
     "one word, one state, one feature": (sized([1, 1], 1), 1, None),
     "cloned": (cloned_support(555, 30), 100, None),
     "pieces of states and features": (sized([300, 20], 1000), 512, None),
+    "one group": (sized([9001], 301), 96, None),
+    "one group, pieces of states and features": (sized([1000], 1037), 300, None),
 }
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vlhmm.ops.max_product import max_product, trace
 from vlhmm.ops.max_product import reference as max_reference
-from vlhmm.ops.recursion import Factors, filtered, recursion, reference
+from vlhmm.ops.recursion import Factors, filtered, recursion, reference, scaled
+from vlhmm.tables import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
 
@@ -105,6 +106,25 @@ def test_a_step_beyond_the_range_of_the_type_is_done_in_log_space(dtype: torch.d
     gradient = gradients(recursion, factors, (torch.ones(1, 3, dtype=dtype), torch.zeros(1, 2, dtype=dtype)))
     assert float(gradient[2][0, 0, 1]) == pytest.approx(1.0)
     assert all(bool(one.isfinite().all()) for one in gradient)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_several_tiles_what_fades_in_float32_equals_the_reference(seed: int) -> None:
+    factors = convert(random_factors(seed, batch=4, positions=6, spread=60.0), dtype=torch.float32)
+    suspect = scaled.forward(factors, scaled.scale(factors)).suspect
+    assert suspect.any()
+    exact = convert(factors, dtype=torch.float64)
+    (token_log_probs, log_filtered, _), expected = filtered(factors), reference.recursion(exact)
+    torch.testing.assert_close(token_log_probs.double(), expected[0], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(log_filtered.double().exp(), expected[1].exp(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(log_filtered[suspect].double(), expected[1][suspect], rtol=1e-5, atol=1e-4)
+    cotangents = (torch.ones(4, 6), torch.zeros(4, 3))
+    for ours, theirs in zip(
+        gradients(recursion, factors, cotangents),
+        gradients(reference.recursion, exact, (cotangents[0].double(), cotangents[1].double())),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_an_impossible_sequence_leaves_the_others_alone() -> None:

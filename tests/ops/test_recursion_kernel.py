@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton")
 
+from vlhmm.ops import recursion as op
 from vlhmm.ops.recursion import Factors, Precision, dense, recursion_by_kernels, reference
 from vlhmm.tables import convert
 
@@ -175,6 +176,101 @@ def test_an_impossible_past_stays_impossible_over_a_restart() -> None:
         lengths=torch.tensor([3]),
     )
     assert recursion_by_kernels(factors, "highest")[0].isneginf().all()
+
+
+def softmax_factors(seed: int, spread: float) -> Factors:
+    """Rows that are distributions, as sharp as an untrained model's with wide features."""
+    factors = random_factors(seed, 3, 5, 19, spread)
+    return replace(
+        factors,
+        log_inits=factors.log_inits.log_softmax(1),
+        log_tiles=factors.log_tiles.log_softmax(2),
+        lengths=torch.tensor([5, 4, 5]),
+    )
+
+
+def test_a_tile_as_sharp_as_exp_of_minus_100_is_no_reason_for_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = softmax_factors(5, 22.0)
+    assert -109 < float(factors.log_tiles.amin() - factors.log_tiles.amax()) < -87
+    assert not dense.forward(convert(factors, dtype=torch.float32), "highest", keep=True, tiling=SMALL).suspect.any()
+    assert_equal_to_reference(factors, monkeypatch)
+
+
+def test_a_certain_token_has_exactly_the_log_probability_zero() -> None:
+    factors = convert(random_factors(2, 2, 4, 3), dtype=torch.float32)
+    cycle = torch.eye(3).roll(1, 1).log()
+    certain = replace(
+        factors,
+        log_inits=torch.tensor([[0.0, -torch.inf, -torch.inf]]),
+        init_of=torch.tensor([[0, -1, -1, -1]] * 2),
+        log_tiles=cycle[None],
+        log_emission=torch.zeros(2, 4, 3),
+    )
+    assert (recursion_by_kernels(certain, "highest")[0] == 0).all()
+
+
+@pytest.fixture
+def fading() -> Factors:
+    """Tiles so sharp that some of their entries, and some messages, are 0 in float32, though none of them matters."""
+    factors = softmax_factors(7, 30.0)
+    assert dense.forward(convert(factors, dtype=torch.float32), "highest", keep=True, tiling=SMALL).suspect.all()
+    return factors
+
+
+def assert_equal_to_reference(factors: Factors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the help of the reference."""
+    of_tokens = cotangents_of(factors)[0]
+    of_last = torch.zeros_like(factors.log_previous)
+    (value, _), expected = gradients(by_reference, factors, (of_tokens, of_last))
+    monkeypatch.setattr(reference, "recursion", lambda factors: pytest.fail("done in log space"))
+    single = convert(factors, dtype=torch.float32)
+    ours, found = gradients(
+        lambda one: recursion_by_kernels(one, "highest"), single, (of_tokens.float(), of_last.float())
+    )
+    assert_near(ours[0], value, 2e-5)
+    for one, other in zip(found, expected, strict=True):
+        assert_near(one, other, 2e-5)
+
+
+def test_what_fades_in_float32_is_done_again_in_float64(fading: Factors, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_equal_to_reference(fading, monkeypatch)
+
+
+def test_a_graph_takes_what_fades_as_it_is(fading: Factors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "_in_capture", lambda device: True)
+    monkeypatch.setattr(op, "_again", lambda factors: pytest.fail("a graph cannot ask which sequences are in doubt"))
+    assert_equal_to_reference(fading, monkeypatch)
+
+
+def test_in_a_graph_a_sum_that_is_lost_has_no_gradient_and_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    factors = replace(
+        random_factors(1, 3, 4, 6), init_of=torch.tensor([[0, -1, -1, -1]] * 3), lengths=torch.tensor([4] * 3)
+    )
+    log_tiles = factors.log_tiles.clone()
+    log_emission = factors.log_emission.clone()
+    # The second sequence must enter a state that none can enter but by exp(-150).
+    log_tiles[0, :, 2] = -150.0
+    log_emission[1, 2] = torch.where(torch.arange(6) == 2, 0.0, -torch.inf)
+    single = convert(replace(factors, log_tiles=log_tiles, log_emission=log_emission), dtype=torch.float32)
+    cotangents = (torch.ones(3, 4), torch.zeros(3, 6))
+
+    def run(one: Factors) -> tuple[Tensor, Tensor]:
+        return recursion_by_kernels(one, "highest")
+
+    monkeypatch.setattr(op, "_in_capture", lambda device: True)
+    (value, _), found = gradients(run, single, cotangents)
+    (others, _), expected = gradients(run, single.sequences(torch.tensor([0, 2])), cotangents_for(single, [0, 2]))
+    torch.testing.assert_close(value[[0, 2]], others)
+    assert (found[3][1] == 0).all()
+    torch.testing.assert_close(found[3][[0, 2]], expected[3])
+    torch.testing.assert_close(found[2], expected[2])
+
+
+def cotangents_for(factors: Factors, rows: list[int]) -> tuple[Tensor, Tensor]:
+    _, length, states = factors.log_emission.shape
+    return torch.ones(len(rows), length), torch.zeros(len(rows), states)
 
 
 def test_a_step_beyond_the_range_of_the_type_is_done_in_log_space() -> None:

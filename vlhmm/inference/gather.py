@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
+from vlhmm.ops.recursion.reference import safe_logsumexp
+from vlhmm.ops.word_rows import word_rows
 from vlhmm.tables import Belief, Support, Tables, TableTransition, Transition
 
 CPU_WINDOW_BYTES = 1 << 28
@@ -67,8 +69,12 @@ class Starts:
 
 def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts:
     support = tables.support
-    group = support.group_of_word[batch.tokens]
-    log_inits = support.rows(tables.log_start, torch.arange(support.num_groups, device=group.device))
+    if one_tile(support):
+        # Small launches count: they are all that a short text takes on a GPU.
+        group, log_inits = torch.zeros_like(batch.tokens), tables.log_start[None]
+    else:
+        group = support.group_of_word[batch.tokens]
+        log_inits = support.rows(tables.log_start, torch.arange(support.num_groups, device=group.device))
     init_of = torch.full_like(group, -1)
     if tables.reset_token is not None:
         after_reset = batch.tokens[:, :-1] == tables.reset_token
@@ -88,10 +94,14 @@ def window_factors(
     """The factors of `batch`, begun from the start distribution or carried on from `belief`."""
     support, num_groups = tables.support, tables.support.num_groups
     starts = window_starts(tables, batch, belief)
-    pair = torch.zeros_like(starts.group)
-    pair[:, 1:] = starts.group[:, :-1] * num_groups + starts.group[:, 1:]
-    if belief is not None:
-        pair[:, 0] = support.group_of_word[belief.token] * num_groups + starts.group[:, 0]
+    if belief is not None and boundary is not None and one_tile(support):
+        starts, boundary = _entered(starts, belief, boundary, support), None
+    pair = starts.group
+    if not one_tile(support):
+        pair = torch.zeros_like(starts.group)
+        pair[:, 1:] = starts.group[:, :-1] * num_groups + starts.group[:, 1:]
+        if belief is not None:
+            pair[:, 0] = support.group_of_word[belief.token] * num_groups + starts.group[:, 0]
     if belief is None or boundary is None:
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair)
     else:
@@ -103,10 +113,29 @@ def window_factors(
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair[:, 1:])
         tile_of = torch.cat([entering_of, tile_of + entering.shape[0]], dim=1)
         log_tiles = torch.cat([entering, log_tiles])
-    log_emission = tables.emissions_of(batch.tokens)
+    log_emission = word_rows(tables.log_emission, batch.tokens)
     return Factors(
         starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
     )
+
+
+def one_tile(support: Support) -> bool:
+    """A dense HMM: all states in their order, and one tile moves between them."""
+    return support.partition and support.num_groups == 1
+
+
+def _entered(starts: Starts, belief: Belief, boundary: Boundary, support: Support) -> Starts:
+    """A dense HMM's states at position 0 begun from where the beliefs lead: a second tile would keep kernels from all others."""
+    size, states = belief.log_probs.shape
+    rows = torch.arange(size * states, device=belief.token.device)[None]
+    source, only = Support(rows[:, 0], rows, size * states, partition=True), rows.new_zeros(1)
+    log_entering = boundary.transition.log_tiles(source, only, support, only).view(size, states, -1)
+    log_entered = safe_logsumexp(belief.log_probs[:, :, None] + log_entering, dim=1)
+    init_of = starts.init_of.clone()
+    own = starts.log_inits.shape[0] + torch.arange(size, device=init_of.device)
+    # After a reset nothing is carried on.
+    init_of[:, 0] = torch.where(init_of[:, 0] < 0, own, init_of[:, 0])
+    return replace(starts, log_inits=torch.cat([starts.log_inits, log_entered]), init_of=init_of)
 
 
 def _distinct_tiles(
@@ -133,6 +162,10 @@ def default_window(tables: Tables, size: int) -> int:
 
 def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"], Batch]]:
     """For each stretch of `window` positions: where it begins, the sequences that reach it, and their tokens there."""
+    if batch.num_positions <= window:
+        # Every sequence has a token, so this asks the device nothing.
+        yield 0, torch.arange(batch.tokens.shape[0], device=batch.tokens.device), batch
+        return
     for first in range(0, batch.num_positions, window):
         left = batch.lengths - first
         rows = (left > 0).nonzero()[:, 0]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlhmm.inference.blocked import blocked_window, kernels_take
-from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, windows
-from vlhmm.ops.recursion import filtered, recursion
+from vlhmm.inference.gather import Batch, Boundary, default_window, one_tile, window_factors, windows
+from vlhmm.ops.recursion import filtered, kernels_run, recursion
 from vlhmm.tables import Belief, Tables
 
 
@@ -53,6 +53,14 @@ def score(
         log_last = log_last.index_copy(0, rows, part_last)
         token = token.index_copy(0, rows, part.last_tokens())
     return Scored(torch.cat(parts, dim=1), Belief(token, log_last))
+
+
+def can_be_captured(tables: Tables, batch: Batch) -> bool:
+    """Whether a CUDA graph can hold `score`: it then asks the device nothing, and its shapes follow from those of the batch."""
+    if kernels_take(tables):
+        return True
+    dense = one_tile(tables.support) and kernels_run(tables.dtype, tables.device)
+    return dense and batch.num_positions <= default_window(tables, batch.tokens.shape[0])
 
 
 def _window(

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vlhmm.ops.emission.blocked import blocked_log_emission, blocked_log_softmax
+from vlhmm.ops.emission.column import column_log_softmax
 from vlhmm.ops.emission.layout import WordLayout, word_layout
 from vlhmm.ops.emission.scattered import scattered_log_softmax, scattered_logits
 from vlhmm.precision import Precision
@@ -29,14 +30,17 @@ def log_emission(
     """emit_z . word_x + bias_x, normalised over the words that z can emit: log p(x | z) for x's own z.
 
     `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products of a partition read
-    their operands in `precision`; elsewhere, and in float64, they are made in the operands' own.
+    their operands in `precision` (of one group only in training); elsewhere, and in float64, they are made in the operands' own.
     """
-    if support.partition and support.num_groups > 1:
-        if _kernels_take(emit, words, bias):
-            # Triton is needed here alone.
-            from vlhmm.ops.emission.launch import tiled_log_emission
+    if support.partition and _kernels_take(emit, words, bias):
+        # Triton is needed here alone.
+        from vlhmm.ops.emission.launch import tiled_log_emission
 
-            return tiled_log_emission(emit, words, bias, layout or _layout(support), precision)
+        if support.num_groups == 1 and not torch.is_grad_enabled():
+            # Tables of a dense HMM that are made to be kept; the recursion that reads them rounds no emissions either.
+            precision = "highest"
+        return tiled_log_emission(emit, words, bias, layout or _layout(support), precision)
+    if support.partition and support.num_groups > 1:
         blocks = emit.view(support.num_groups, support.states_per_word, emit.shape[1])
         return blocked_log_emission(blocks, words, bias, layout or _layout(support))
     if support.partition:
@@ -56,7 +60,7 @@ def normalize_over_words(
         states = support.states_of_group[support.group_of_word]
         return scattered_log_softmax(logits, states, support.num_states)
     if support.num_groups == 1:
-        return logits.log_softmax(dim=0)
+        return column_log_softmax(logits)
     return blocked_log_softmax(logits, layout or _layout(support))
 
 

@@ -10,6 +10,8 @@ one group. For word x, state z of its group, cotangent g of log p:
     make_d_words  a program a tile   sum over z of dlogit emit_z
     make_d_emit   a program a group  sum over x of dlogit word_x
 
+One group (a dense HMM) has every tile: there `launch.py` sums over the tiles itself and cuts the last kernel's words.
+
 What a group needs of all its words goes through one number a tile and state: the programs share the work of a large group,
 and there are no atomics. Results stand in the words' own rows; `d_logits` alone stands in the order of the layout, since
 only the last two kernels read it. Pieces of K and H are further axes of the grids. Addresses are int64.
@@ -146,14 +148,18 @@ def make_d_logits(
     d_bias,
     K,
     WITH_BIAS: tl.constexpr,
+    SUMMED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """`SUMMED`: there is one group, and `tile_sum` holds its sum alone."""
     tile = tl.program_id(0).to(tl.int64)
     first = tl.load(tiles + tile * 5 + 1)
     count = tl.load(tiles + tile * 5 + 2)
     first_tile = tl.load(tiles + tile * 5 + 3)
     end_tile = tl.load(tiles + tile * 5 + 4)
+    if SUMMED:
+        end_tile = first_tile + 1
     if tl.program_id(1) * ROWS >= count:
         return
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

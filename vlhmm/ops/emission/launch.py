@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vlhmm.ops.emission import kernel
 from vlhmm.ops.emission.layout import WordLayout
 from vlhmm.precision import Precision
+
+FEWEST_PROGRAMS = 264
+"""Two for each multiprocessor of an H200."""
+
+FEWEST_WORDS = 256
+"""Of a part of a vocabulary: fewer would cost more to add up than to multiply."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,8 @@ def log_probs(
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
     )
+    if _one_group(layout):
+        return log_prob.sub_(tile_log_sum.logsumexp(0))
     row_states = _block(num_states, cut.row_states)
     kernel.normalize[num_tiles, _pieces(layout.tile_words, cut.row_words), _pieces(num_states, row_states)](
         *(log_prob, layout.words, layout.tiles, tile_log_sum, num_states),
@@ -148,6 +156,8 @@ def logit_gradients(
         BLOCK_K=sum_states,
         num_warps=cut.row_warps,
     )
+    if _one_group(layout):
+        tile_sum = tile_sum.sum(0, keepdim=True)
     # Matrix products alone read it.
     d_logits = grad.new_empty(num_words, num_states, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     d_bias = grad.new_empty(num_words) if with_bias else None
@@ -155,6 +165,7 @@ def logit_gradients(
         *(grad, log_prob, layout.words, layout.tiles, tile_sum, d_logits),
         *(grad if d_bias is None else d_bias, num_states),
         WITH_BIAS=with_bias,
+        SUMMED=_one_group(layout),
         ROWS=cut.row_words,
         BLOCK_K=_block(num_states, cut.row_states),
         num_warps=cut.row_warps,
@@ -185,11 +196,14 @@ def word_gradients(
 def emit_gradients(
     d_logits: Float[Tensor, "X K"], words: Float[Tensor, "X H"], layout: WordLayout, precision: Precision, cut: Cut
 ) -> Float[Tensor, "Z H"]:
-    num_states, width, num_groups = d_logits.shape[1], words.shape[1], layout.spans.shape[0]
+    num_states, width = d_logits.shape[1], words.shape[1]
     block_states, block_features = _block(num_states, cut.states), _block(width, cut.features)
-    d_emit = words.new_empty(num_groups * num_states, width)
-    kernel.make_d_emit[num_groups, _pieces(num_states, block_states), _pieces(width, block_features)](
-        *(d_logits, words, layout.words, layout.spans, d_emit, num_states, width),
+    grid = _pieces(num_states, block_states), _pieces(width, block_features)
+    # One group's few programs would walk over the whole vocabulary: parts of it are taken for groups, and added up.
+    spans = _parts(words, FEWEST_PROGRAMS // (grid[0] * grid[1])) if _one_group(layout) else layout.spans
+    d_emit = words.new_empty(spans.shape[0] * num_states, width)
+    kernel.make_d_emit[spans.shape[0], *grid](
+        *(d_logits, words, layout.words, spans, d_emit, num_states, width),
         PRECISION=precision,
         PRODUCT=_product(precision),
         STEP_WORDS=cut.step_words,
@@ -198,7 +212,20 @@ def emit_gradients(
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
     )
-    return d_emit
+    return d_emit.view(-1, num_states, width).sum(0) if _one_group(layout) else d_emit
+
+
+def _one_group(layout: WordLayout) -> bool:
+    """A dense HMM: a program that asked every tile of its group would ask all of them, so their sums are made before."""
+    return layout.spans.shape[0] == 1
+
+
+def _parts(words: Float[Tensor, "X H"], most: int) -> Int[Tensor, "N 3"]:
+    """The words of one group cut into parts, as `spans` has groups."""
+    num_words = words.shape[0]
+    size = max(FEWEST_WORDS, _pieces(num_words, max(1, most)))
+    part = torch.arange(_pieces(num_words, size), device=words.device, dtype=torch.int32)
+    return torch.stack([part, part * size, (num_words - part * size).clamp(max=size)], dim=1)
 
 
 def _block(size: int, most: int) -> int:

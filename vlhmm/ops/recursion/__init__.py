@@ -1,23 +1,26 @@
 """The forward recursion: exact log p(x_t | x_<t) from the factors of every position, and its gradient without a tape.
 
-`scaled` does the work, on a GPU `dense` where there is but one tile; a sequence in which their numbers come near the
-smallest of their type is done again in log space by `reference`, which is the specification.
+`scaled` does the work, on a GPU `dense` where there is but one tile. A sequence in which their numbers come near the
+smallest of their type is done again: if that was float32 by `scaled` in float64, whose range is eight times as wide, else in
+log space by `reference`, which is the specification. While a CUDA graph is captured nobody can look: see `_DenseRecursion`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import reference, scaled
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.precision import Precision
+from vlhmm.tables import convert
 
-__all__ = ["Factors", "filtered", "recursion"]
+__all__ = ["Factors", "filtered", "kernels_run", "recursion"]
 
 
 def recursion(factors: Factors, precision: Precision = "bf16") -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
@@ -25,7 +28,7 @@ def recursion(factors: Factors, precision: Precision = "bf16") -> tuple[Float[Te
 
     `precision` is for kernels on a GPU; elsewhere, and in float64, the factors' own type is used.
     """
-    return recursion_by_kernels(factors, precision) if _kernels_take(factors, precision) else _by_torch(factors)
+    return recursion_by_kernels(factors, precision) if _kernels_take(factors) else _by_torch(factors)
 
 
 def _by_torch(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
@@ -52,15 +55,19 @@ def recursion_by_kernels(factors: Factors, precision: Precision) -> tuple[Float[
     return token_log_probs, log_last
 
 
-def _kernels_take(factors: Factors, precision: Precision) -> bool:
+def _kernels_take(factors: Factors) -> bool:
+    emission = factors.log_emission
+    return factors.log_tiles.shape[0] == 1 and emission.numel() > 0 and kernels_run(emission.dtype, emission.device)
+
+
+def kernels_run(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether one tile for all positions goes to kernels, which a CUDA graph can hold."""
     return (
-        factors.log_emission.is_cuda
-        and factors.log_emission.dtype == torch.float32
-        and factors.log_tiles.shape[0] == 1
-        and factors.log_emission.numel() > 0
+        device.type == "cuda"
+        and dtype == torch.float32
         and find_spec("triton") is not None
         # Bfloat16 products and waiting for memory in order came with this generation.
-        and torch.cuda.get_device_capability(factors.log_emission.device) >= (8, 0)
+        and torch.cuda.get_device_capability(device) >= (8, 0)
     )
 
 
@@ -69,7 +76,7 @@ def filtered(
     factors: Factors, precision: Precision = "bf16"
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"], Float[Tensor, "B K"]]:
     """log p(x_t | x_<t), 0 past the length; log p(z_t | x_<=t), -inf past the length; the same at the last position."""
-    if _kernels_take(factors, precision):
+    if _kernels_take(factors):
         from vlhmm.ops.recursion import dense
 
         dense_run = dense.forward(factors, precision, keep=True)
@@ -82,8 +89,26 @@ def filtered(
     log_filtered = torch.where(factors.within()[:, :, None], alpha.log(), -torch.inf)
     rows = suspect.nonzero()[:, 0]
     if rows.numel():
-        token_log_probs[rows], log_filtered[rows], log_last[rows] = reference.recursion(factors.sequences(rows))
+        _put(rows, (token_log_probs, log_filtered, log_last), _again(factors.sequences(rows)))
     return token_log_probs, log_filtered, log_last
+
+
+def _again(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"], Float[Tensor, "B K"]]:
+    """`filtered` with a wider range."""
+    if factors.log_emission.dtype == torch.float64:
+        return reference.recursion(factors)
+    return filtered(convert(_with_own_tiles(factors)[0], dtype=torch.float64))
+
+
+def _with_own_tiles(factors: Factors) -> tuple[Factors, Int[Tensor, " V"]]:
+    """The same with only those tiles that are used, and which they are: a few sequences use few, which then take twice the room."""
+    used, tile_of = factors.tile_of.unique(return_inverse=True)
+    return replace(factors, log_tiles=factors.log_tiles[used], tile_of=tile_of), used
+
+
+def _put(rows: Int[Tensor, " R"], places: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+    for place, value in zip(places, values, strict=True):
+        place[rows] = value.to(place.dtype)
 
 
 class _Recursion(torch.autograd.Function):
@@ -103,7 +128,8 @@ class _Recursion(torch.autograd.Function):
         token_log_probs, log_last = run.token_log_probs, run.alpha[:, -1].log()
         rows = run.suspect.nonzero()[:, 0]
         if rows.numel():
-            token_log_probs[rows], _, log_last[rows] = reference.recursion(factors.sequences(rows))
+            again = _again(factors.sequences(rows))
+            _put(rows, (token_log_probs, log_last), (again[0], again[2]))
         # The scaled factors are made again on the way back: tiles are the largest thing here.
         ctx.save_for_backward(
             *(log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths),
@@ -132,12 +158,14 @@ class _Recursion(torch.autograd.Function):
         )
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if rows.numel():
-            exact = _reference_gradient(factors, rows, token_cotangent, last_cotangent)
-            gradients = [ours + theirs if ours.numel() else ours for ours, theirs in zip(gradients, exact, strict=True)]
+            gradients = _with_rows(gradients, rows, factors, token_cotangent, last_cotangent)
         return (*(one if needed else None for one, needed in zip(gradients, wanted, strict=True)), None, None, None)
 
 
 class _DenseRecursion(torch.autograd.Function):
+    """While a graph is captured a sequence in which the sum of a step is too small has its value as it came out and no
+    gradient; where only single messages are, both stand as they are."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -156,14 +184,18 @@ class _DenseRecursion(torch.autograd.Function):
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
         run = dense.forward(factors, precision, keep=keep)
         token_log_probs, log_last = run.token_log_probs, run.last.log()
-        rows = run.suspect.nonzero()[:, 0]
-        if rows.numel():
-            token_log_probs[rows], _, log_last[rows] = reference.recursion(factors.sequences(rows))
+        may_look = not _in_capture(log_emission.device)
+        left_out = run.suspect if may_look else run.lost
+        # Asked for once, here: the way back need not wait for the device again.
+        ctx.rows = left_out.nonzero()[:, 0] if may_look and bool(left_out.any()) else None
+        if ctx.rows is not None:
+            again = _again(factors.sequences(ctx.rows))
+            _put(ctx.rows, (token_log_probs, log_last), (again[0], again[2]))
         if keep:
             ctx.precision = precision
             ctx.save_for_backward(
                 *(log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths),
-                *(run.messages, run.scale, run.suspect, run.tile, run.extent, token_log_probs, log_last),
+                *(run.messages, run.scale, left_out, run.tile, run.extent, token_log_probs, log_last),
             )
         return token_log_probs, log_last
 
@@ -173,52 +205,65 @@ class _DenseRecursion(torch.autograd.Function):
 
         saved = ctx.saved_tensors
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
-        messages, totals, suspect, tile, extent, token_log_probs, log_last = saved[7:]
+        messages, totals, left_out, tile, extent, token_log_probs, log_last = saved[7:]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
         # An impossible token or state has no gradient, whatever was asked of it.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
         last_cotangent = torch.where(log_last.isinf(), 0.0, cotangents[1])
-        trusted = (~suspect)[:, None]
+        trusted = (~left_out)[:, None]
         gradient = dense.backward(
             factors,
-            dense.DenseRun(token_log_probs, messages, totals, suspect, tile, extent),
+            dense.DenseRun(token_log_probs, messages, totals, left_out, left_out, tile, extent),
             token_cotangent * trusted,
             last_cotangent * trusted,
             ctx.precision,
             tile_gradient=ctx.needs_input_grad[2],
         )
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
-        rows = suspect.nonzero()[:, 0]
-        if rows.numel():
-            exact = _reference_gradient(factors, rows, token_cotangent, last_cotangent)
-            gradients = [ours + theirs if ours.numel() else ours for ours, theirs in zip(gradients, exact, strict=True)]
+        if ctx.rows is not None:
+            gradients = _with_rows(gradients, ctx.rows, factors, token_cotangent, last_cotangent)
         wanted = (one if needed else None for one, needed in zip(gradients, ctx.needs_input_grad[:4], strict=True))
         return (*wanted, None, None, None, None, None)
 
 
-def _reference_gradient(
-    factors: Factors, rows: Tensor, token_cotangent: Tensor, last_cotangent: Tensor
-) -> tuple[Tensor, ...]:
-    """The gradient of the sequences `rows` alone, in log space."""
+def _in_capture(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _with_rows(
+    gradients: list[Tensor], rows: Int[Tensor, " R"], factors: Factors, token_cotangent: Tensor, last_cotangent: Tensor
+) -> list[Tensor]:
+    """The gradients of all other sequences, and those of `rows` with a wider range."""
+    part, used = _with_own_tiles(factors.sequences(rows))
+    dtype = factors.log_emission.dtype
+    run = _by_reference if dtype == torch.float64 else _by_torch
     with torch.enable_grad():
         leaves = [
-            log_factor.detach().requires_grad_()
-            for log_factor in (
-                factors.log_previous,
-                factors.log_inits,
-                factors.log_tiles,
-                factors.log_emission,
-            )
+            log_factor.detach().double().requires_grad_()
+            for log_factor in (part.log_previous, part.log_inits, part.log_tiles, part.log_emission)
         ]
         previous, inits, tiles, emission = leaves
-        again = Factors(previous, inits, factors.init_of, tiles, factors.tile_of, emission, factors.lengths)
-        token_log_probs, _, log_last = reference.recursion(again.sequences(rows))
+        again = Factors(previous, inits, part.init_of, tiles, part.tile_of, emission, part.lengths)
+        token_log_probs, log_last = run(again)
         # Impossible ones are constants of value -inf: their product with a cotangent of 0 would be NaN.
         possible = torch.where(token_log_probs.isinf(), 0.0, token_log_probs)
         possible_last = torch.where(log_last.isinf(), 0.0, log_last)
         total = (possible * token_cotangent[rows]).sum() + (possible_last * last_cotangent[rows]).sum()
-        gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    return tuple(
-        torch.zeros_like(leaf) if gradient is None else gradient
-        for gradient, leaf in zip(gradients, leaves, strict=True)
-    )
+        found = torch.autograd.grad(total, leaves, allow_unused=True)
+    of_rows = [
+        torch.zeros_like(leaf, dtype=dtype) if gradient is None else gradient.to(dtype)
+        for gradient, leaf in zip(found, leaves, strict=True)
+    ]
+    log_previous, log_inits, log_tiles, log_emission = gradients
+    return [
+        log_previous.index_add(0, rows, of_rows[0]),
+        log_inits + of_rows[1],
+        # Left empty where nobody asks for it.
+        log_tiles.index_add(0, used, of_rows[2]) if log_tiles.numel() else log_tiles,
+        log_emission.index_add(0, rows, of_rows[3]),
+    ]
+
+
+def _by_reference(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
+    token_log_probs, _, log_last = reference.recursion(factors)
+    return token_log_probs, log_last

@@ -27,7 +27,8 @@ LARGEST_PERSISTENT = 8192
 """Measured on one H200: 2.2 ms against 4.8 for 4,096 states. With more states a step is bound by reading the tile, and the library reads it with fewer bytes between the caches."""
 
 SMALLEST_TOTAL = 1e-19
-"""A message is multiplied before it is divided by its sum: beneath the root of float32's range that loses digits."""
+"""A message is multiplied before it is divided by its sum: beneath the root of float32's range that loses digits. Since tiles and
+emissions are lifted by 2^32, such a sum is 5e-39 of the largest."""
 
 
 PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype")
@@ -79,8 +80,10 @@ class DenseRun:
     """c_t of the scaled factors; 1 past the length."""
     suspect: Bool[Tensor, " B"]
     """A probability that matters may have been too small for its type."""
+    lost: Bool[Tensor, " B"]
+    """Those of them in which the sum of a step was: of the others only single messages were, which seldom matters."""
     tile: Float[Tensor, "K K"]
-    """exp(log A - peak), as the matrix products read it."""
+    """2^32 exp(log A - peak), as the matrix products read it."""
     extent: Float[Tensor, " 2"]
     """The smallest and the largest log A."""
 
@@ -125,16 +128,16 @@ def forward(
         _launch(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1), tiling, precision, method)
     token_log_probs = torch.empty(size, length, device=device)
     scale = torch.empty_like(token_log_probs)
-    suspect = torch.empty(size, dtype=torch.int8, device=device)
+    doubt = torch.empty(size, dtype=torch.int8, device=device)
     kernel.finish[(size,)](
         *(sums, lows, rows.emission_peak, rows.init_peak, extent, rows.vanished, factors.init_of.contiguous()),
-        *(factors.lengths, token_log_probs, scale, suspect, size, length, parts),
+        *(factors.lengths, token_log_probs, scale, doubt, size, length, parts),
         SMALLEST_TOTAL=SMALLEST_TOTAL,
         SMALLEST_MESSAGE=torch.finfo(torch.float32).tiny ** 0.75,
         POSITIONS=16,
         PARTS=power_of_2(parts),
     )
-    return DenseRun(token_log_probs, messages, scale, suspect.bool(), tile, extent)
+    return DenseRun(token_log_probs, messages, scale, doubt > 0, doubt > 1, tile, extent)
 
 
 def backward(
@@ -276,7 +279,7 @@ def _init_gradient(factors: Factors, posterior: Float[Tensor, "B T K"]) -> Float
 
 @dataclass(frozen=True)
 class _Rows:
-    """Emissions and initial rows as probabilities, each shifted in log space so that its largest entry is 1."""
+    """Emissions and initial rows as probabilities, each shifted in log space so that its largest entry is 2^32."""
 
     emission: Float[Tensor, "B T K"]
     emission_peak: Float[Tensor, "B T"]
@@ -322,7 +325,7 @@ def _exp_tile(log_tiles: Float[Tensor, "1 K K"], extent: Float[Tensor, " 2"], ti
 def _times_tile(
     gradient: Float[Tensor, "1 K K"], log_tiles: Float[Tensor, "1 K K"], extent: Float[Tensor, " 2"]
 ) -> None:
-    """gradient times exp(log A - peak), in place."""
+    """gradient times 2^32 exp(log A - peak), in place."""
     count = gradient.numel()
     kernel.exp_tile[(pieces(count, 4096),)](
         log_tiles.contiguous(), extent, gradient, gradient, count, TIMES=True, BLOCK=4096

@@ -11,6 +11,9 @@ B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was
 
 By rounding the sum is a little off; the difference is added to every entry one step later, so it never grows.
 
+Every factor is shifted so that its largest entry is 2^32: numbers may be as much smaller before they vanish, and the product
+of a raw message and a tile, at most 2^96, is still far from overflow.
+
 ROWS x COLUMNS is a program's tile, INNER the source states it takes at a time; the states are cut into `parts` tiles.
 Addresses are int64.
 """
@@ -24,6 +27,10 @@ import triton.language as tl
 
 from vlhmm.ops.rounding.kernel import nearest_tf32
 
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+LIFT = tl.constexpr(2.0**32)
+LOG_LIFT = tl.constexpr(22.18070977791825)
+
 
 @triton.jit
 @no_type_check
@@ -33,10 +40,17 @@ def finite_or_zero(peak):
 
 @triton.jit
 @no_type_check
+def lifted_exp(log_value):
+    """LIFT exp(log_value): a power of two rounds nothing, but must be in the exponent where the rest would vanish."""
+    return tl.where(log_value > -60.0, tl.exp(log_value) * LIFT, tl.exp(log_value + LOG_LIFT))
+
+
+@triton.jit
+@no_type_check
 def exp_tile(log_tile, extent, factor, result, count, TIMES: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     peak = finite_or_zero(tl.load(extent + 1))
-    value = tl.exp(tl.load(log_tile + at, mask=at < count, other=float("-inf")) - peak)
+    value = lifted_exp(tl.load(log_tile + at, mask=at < count, other=float("-inf")) - peak)
     if TIMES:
         value *= tl.load(factor + at, mask=at < count, other=0.0)
     tl.store(result + at, value.to(result.dtype.element_ty), mask=at < count)
@@ -45,7 +59,7 @@ def exp_tile(log_tile, extent, factor, result, count, TIMES: tl.constexpr, BLOCK
 @triton.jit
 @no_type_check
 def shifted_exp(log_row, row, states, BLOCK: tl.constexpr):
-    """Write exp(log_row - its largest entry), and return that entry; 0 where all are -inf."""
+    """Write LIFT exp(log_row - its largest entry), and return that entry; 0 where all are -inf."""
     peak = float("-inf")
     for first in range(0, states, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -54,7 +68,7 @@ def shifted_exp(log_row, row, states, BLOCK: tl.constexpr):
     for first in range(0, states, BLOCK):
         at = first + tl.arange(0, BLOCK)
         value = tl.load(log_row + at, mask=at < states, other=float("-inf"))
-        tl.store(row + at, tl.exp(value - peak), mask=at < states)
+        tl.store(row + at, lifted_exp(value - peak), mask=at < states)
     return peak
 
 
@@ -241,7 +255,8 @@ def forward_steps(
                 else:
                     predicted = tl.load(product + at, mask=in_tile, other=0.0)
                 predicted = tl.where(begins[:, None], begun, predicted * inverse[:, None])
-                joint = predicted * weight
+                # Past the length nothing divides: it would grow without end.
+                joint = tl.where(within[:, None], predicted * weight, 0.0)
                 tl.store(following, joint, mask=in_tile & within[:, None])
                 raw = operand + ((t + 1) % 2) * slot_size + at
                 tl.store(raw, joint.to(operand.dtype.element_ty), mask=in_tile)
@@ -275,13 +290,14 @@ def finish(
     POSITIONS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """For one sequence: log p of its tokens from the sums, and whether numbers came near the smallest of their type."""
+    """For one sequence: log p of its tokens from the sums, and whether numbers came near the smallest of their type: 1 where
+    single messages did and may matter, 2 where the sum of a step did."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
     smallest_log = tl.load(extent)
     tile_peak = finite_or_zero(tl.load(extent + 1))
     # Without zeros in the tile every state reaches every state, and each step brings back more than was lost.
-    has_zeros = (smallest_log - tile_peak < -87.0).to(tl.int32)
+    has_zeros = (smallest_log - tile_peak < -87.0 - LOG_LIFT).to(tl.int32)
     doubt = tl.load(vanished + row).to(tl.int32) * has_zeros
     part = tl.arange(0, PARTS)
     for first in range(0, num_positions, POSITIONS):
@@ -296,11 +312,16 @@ def finish(
         begin_peak = tl.load(init_peak + init, mask=within & (init >= 0), other=0.0)
         shift = tl.where(init >= 0, begin_peak, tile_peak)
         shift += tl.load(emission_peak + row * num_positions + t, mask=within, other=0.0)
-        token = tl.where(total > 0, tl.log(tl.where(total > 0, total, 1.0)) + shift, float("-inf"))
+        # Both lifts are taken out, of what can bear it by a division that rounds nothing.
+        large = total > 1.0
+        log_total = tl.log(tl.where(large, total / (LIFT * LIFT), tl.where(total > 0, total, 1.0)))
+        log_total -= tl.where(large, 0.0, 2 * LOG_LIFT)
+        token = tl.where(total > 0, log_total + shift, float("-inf"))
         tl.store(token_log_probs + row * num_positions + t, tl.where(within, token, 0.0), mask=in_text)
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
-        fading = low < SMALLEST_MESSAGE * total * has_zeros
-        doubt = tl.maximum(doubt, tl.max((within & ((total < SMALLEST_TOTAL) | fading)).to(tl.int32), 0))
+        fading = within & (low < SMALLEST_MESSAGE * total * has_zeros)
+        lost = within & (total < SMALLEST_TOTAL)
+        doubt = tl.maximum(doubt, tl.max(tl.maximum(fading.to(tl.int32), 2 * lost.to(tl.int32)), 0))
     tl.store(suspect + row, doubt.to(tl.int8))
 
 
@@ -392,21 +413,23 @@ def backward_steps(
                 ends = (t == length - 1) & in_batch
                 reached = message > 0
                 asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & reached, other=0.0)
-                backed = tl.where(ends[:, None], asked_of_last / tl.where(reached, message, 1.0), backed)
+                backed = tl.where(ends[:, None], asked_of_last / tl.maximum(message, SMALLEST_NORMAL), backed)
                 flow_sum = tl.load(token_cotangent + per_position + 1, mask=next_moves, other=0.0)
                 flow_sum += tl.load(last_cotangent_sum + rows, mask=ends, other=0.0)
                 asked = tl.load(token_cotangent + per_position, mask=within, other=0.0)
                 value = backed + (asked - flow_sum)[:, None]
                 total = tl.load(scale + per_position, mask=within, other=0.0)
-                tl.store(emission + emission_at, tl.where(within[:, None], message * value, 0.0), mask=in_tile)
+                # What flows back to a state that is not reached may be of any size.
+                posterior = tl.where(within[:, None] & reached, message * value, 0.0)
+                tl.store(emission + emission_at, posterior, mask=in_tile)
                 moves = within & (total > 0)
                 moves = moves & (tl.load(init_of + per_position, mask=within, other=0) < 0)
                 carries = moves[:, None] & reached & (weight > 0)
                 r = tl.where(carries, value * (weight / tl.where(moves, total, 1.0)[:, None]), 0.0)
                 tl.store(ratio + t * slot_size + at, r.to(ratio.dtype.element_ty), mask=in_tile)
                 sums_at = (t * tl.cast(size, tl.int64) + rows) * parts + part
-                tl.store(sums + sums_at, tl.sum(message * backed, 1), mask=in_batch)
+                tl.store(sums + sums_at, tl.sum(tl.where(reached, message * backed, 0.0), 1), mask=in_batch)
             else:
-                tl.store(flow + at, message * backed, mask=in_tile)
+                tl.store(flow + at, tl.where(message > 0, message * backed, 0.0), mask=in_tile)
         if PERSISTENT:
             grid_barrier(arrived, (step + 1) * tl.num_programs(0))
