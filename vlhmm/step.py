@@ -181,14 +181,19 @@ class Step:
         self.model.load_state_dict(part_of(tensors, "model."))
         if self.settings.ema:
             self.averaged.load_state_dict(part_of(tensors, "averaged."))
-        optimizer = self.optimizer.state_dict()
-        for name, value in part_of(tensors, "optimizer.").items():
-            index, key = name.split(".")
-            optimizer["state"].setdefault(int(index), {})[key] = value
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(optimizer)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts back `<parameter>.<name>` of its state; the rates stay, in the tensors that a graph may read."""
+    state = optimizer.state_dict()
+    for name, value in tensors.items():
+        index, key = name.split(".")
+        state["state"].setdefault(int(index), {})[key] = value
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.capture import captured
 from vlhmm.schedule import Plateau
-from vlhmm.step import EAGER_STEPS, part_of
+from vlhmm.step import EAGER_STEPS, part_of, restore_optimizer
 
 
 class AdamStep:
@@ -115,14 +115,7 @@ class AdamStep:
         self.noise.set_state(tensors["noise"])
         self._carry(tuple(tensors[f"carried.{index}"] for index in range(len(self._state))))
         self.model.load_state_dict(part_of(tensors, "model."))
-        optimizer = self.optimizer.state_dict()
-        for name, value in part_of(tensors, "optimizer.").items():
-            index, key = name.split(".")
-            optimizer["state"].setdefault(int(index), {})[key] = value
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(optimizer)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
         self.plateau = replace(self.plateau, **values["plateau"])
 
 
