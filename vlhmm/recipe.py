@@ -92,6 +92,50 @@ class Recipe:
 
 _SECTIONS: dict[str, type[Any]] = {"blocks": BlockSettings, "model": ModelSettings, "train": TrainSettings}
 
+
+def _lee2025(learning_rate: float, **model: Any) -> Recipe:
+    """Lee & Berg-Kirkpatrick, their Table 5. `normal` is how their code begins; EOS is a token like any other there."""
+    settings = {
+        "states_per_block": 512,
+        "dim": 128,
+        "start": "left",
+        "emission_bias": False,
+        "initialisation": "normal",
+        "init_scale": 1.0,
+        **model,
+    }
+    return Recipe(
+        BlockSettings(clustering="one"),
+        settings_from(ModelSettings, settings),
+        TrainSettings(
+            learning_rate=learning_rate,
+            warmup=0.0512,
+            final_rate=0.1,
+            epochs=1,
+            batch_size=200,
+            window=64,
+            windows="independent",
+            state_dropout=0.0,
+            beta2=0.95,
+            weight_decay=0.1,
+            seed=42,
+        ),
+    )
+
+
+_LINEAR = {"parameterization": "linear", "embeddings": "split"}
+_LAYERS = {"parameterization": "neural", "network": "layers"}
+_FREE = {"a": {"transition": "table"}, "b": {"emission": "free"}, "pi": {"start": "free"}}
+"""Table 2: each matrix that is not factored."""
+
+
+def _factored(*matrices: str) -> Recipe:
+    """Ablation B with these matrices factored, the others free."""
+    free = [settings for matrix, settings in _FREE.items() if matrix not in matrices]
+    learning_rate = 0.1 if "a" in matrices else 0.4
+    return _lee2025(learning_rate, **_LINEAR, **{name: value for settings in free for name, value in settings.items()})
+
+
 PRESETS: dict[str, Recipe] = {
     "demo": Recipe(
         BlockSettings(num_blocks=64),
@@ -156,6 +200,25 @@ PRESETS: dict[str, Recipe] = {
         ModelSettings(),
         TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=4),
     ),
+    # psi: a network for each role; iota: one for all. Rates: the best of a few on half a million tokens with 64 states, but
+    # for the scalar model that of the paper's Table 6; a long run is worth a search of its own.
+    "lee2025-scalar": _lee2025(0.4, parameterization="scalar", transition="table"),
+    "lee2025-psi-mlp": _lee2025(0.1, **_LAYERS),
+    "lee2025-iota-mlp": _lee2025(0.04, **_LAYERS, monolithic=True),
+    "lee2025-psi-trf": _lee2025(0.04, parameterization="transformer"),
+    "lee2025-iota-trf": _lee2025(0.04, parameterization="transformer", monolithic=True),
+    # One ReLU layer, the best of Table 3.
+    "lee2025-relu": _lee2025(0.04, **_LAYERS, layers=1, skip=False, layer_norm=False),
+    # Ablations A and B: products of embeddings, tied and split.
+    "lee2025-a": _lee2025(0.1, parameterization="linear"),
+    "lee2025-b": _lee2025(0.1, **_LINEAR),
+    # Table 2; its first row is lee2025-scalar, its last lee2025-b.
+    "lee2025-factored-a": _factored("a"),
+    "lee2025-factored-b": _factored("b"),
+    "lee2025-factored-pi": _factored("pi"),
+    "lee2025-factored-a-b": _factored("a", "b"),
+    "lee2025-factored-a-pi": _factored("a", "pi"),
+    "lee2025-factored-b-pi": _factored("b", "pi"),
     "best-ptb": Recipe(
         BlockSettings(num_blocks=128),
         ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),

@@ -49,6 +49,10 @@ class TrainSettings:
     """The largest norm of the gradient; 0: not clipped."""
     ema: float = 0.0
     """Decay of the running average of weights that is evaluated and saved; 0: the weights themselves."""
+    freeze_embeddings: float = 0.0
+    """The part of all steps, the first ones, in which embeddings stay as they are."""
+    frozen: Literal["states", "words", "both"] = "both"
+    """Which of them."""
     checks_per_epoch: int = 4
     """How often validation perplexity is taken."""
     graphs: bool = True
@@ -69,7 +73,7 @@ class TrainSettings:
             raise ValueError(
                 f"state_dropout_end is {self.state_dropout_end}, but must be at least 0 and below 1, or -1 for no change"
             )
-        for name in ("warmup", "final_rate"):
+        for name in ("warmup", "final_rate", "freeze_embeddings"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be between 0 and 1")
         for name in ("weight_decay", "clip", "min_rate"):

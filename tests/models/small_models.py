@@ -24,6 +24,25 @@ VARIANTS = {
     "linear, factored": ModelSettings("linear", transition="block-factored", dim=6, embeddings="factored"),
     "linear block-factored": ModelSettings("linear", transition="block-factored", dim=5, embeddings="split"),
     "scalar": ModelSettings("scalar", transition="table", init_scale=1.0),
+    "layers": ModelSettings("neural", dim=4, network="layers", start="left", initialisation="normal"),
+    "layers, monolithic": ModelSettings("neural", dim=4, network="layers", monolithic=True, emission_bias=False),
+    "layers, split, monolithic": ModelSettings(
+        "neural", dim=8, network="layers", monolithic=True, embeddings="split", layers=1, skip=False, layer_norm=False
+    ),
+    "transformer": ModelSettings("transformer", dim=4, decoder_layers=2, decoder_heads=2, start="left"),
+    "transformer, monolithic, block-factored": ModelSettings(
+        "transformer",
+        transition="block-factored",
+        dim=4,
+        decoder_layers=1,
+        decoder_heads=1,
+        monolithic=True,
+        causal=False,
+    ),
+    "linear, free transition": ModelSettings("linear", transition="table", dim=3, embeddings="split", start="left"),
+    "linear, free emission": ModelSettings("linear", dim=3, embeddings="split", emission="free"),
+    "layers, free start": ModelSettings("neural", dim=3, network="layers", monolithic=True, start="free"),
+    "neural, free transition": ModelSettings("neural", transition="table", dim=3, target_network=True),
 }
 
 ANY_SUPPORT = [

@@ -188,7 +188,11 @@ def test_a_window_that_never_begins_needs_no_start(variant):
         sum((total * total).sum() for total in totals).backward()
         gradients.append([parameter.grad for name, parameter in model.named_parameters() if "start" not in name])
     for with_start, without in zip(*gradients, strict=True):
-        assert with_start is not None
+        if with_start is None:
+            # The start alone reads it.
+            assert variant == "linear, free transition"
+            assert without is None
+            continue
         torch.testing.assert_close(without, with_start, rtol=0, atol=0)
 
 

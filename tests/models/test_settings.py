@@ -39,7 +39,15 @@ def test_unknown_key_is_refused_with_the_nearest_known():
         ({"parameterization": "scalar"}, "'softmax' does not go with parameterization 'scalar'"),
         ({"embeddings": "factored", "dim": 5}, "dim is 5, but factored embeddings are two halves"),
         ({"emission": "unmasked"}, '"unmasked" is for scalar models'),
-        ({"transition": "table"}, "'table' does not go with parameterization 'neural'"),
+        ({"transition": "table", "start": "free", "emission": "free"}, 'all free.*use parameterization "scalar"'),
+        ({"network": "layers", "layers": 3}, "layers is 3; known are: 1, 2"),
+        ({"network": "layers", "layers": 1}, "skip needs 2 layers, but layers is 1"),
+        ({"network": "layers", "relu": False}, "relu is false, so it would double it"),
+        ({"monolithic": True}, 'monolithic is for network "layers"'),
+        ({"network": "layers", "embeddings": "factored"}, '"factored" go with linear models and network "residual"'),
+        ({"parameterization": "transformer", "dim": 12}, "dim is 12, but 4 decoder_heads .* a multiple of 8"),
+        ({"parameterization": "transformer", "decoder_kv_heads": 3}, "no multiple of decoder_kv_heads, 3"),
+        ({"rope_theta": 0.0}, "rope_theta is 0.0, but must be finite and above 0"),
     ],
 )
 def test_bad_values_are_refused(values, message):

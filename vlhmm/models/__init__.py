@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.model import Model, Window
 from vlhmm.models.settings import ModelSettings
+from vlhmm.models.transfer import body_settings, held_and_others, load_body, set_state_embeddings, set_word_embeddings
 from vlhmm.tables import Support, blocked_support
 
 __all__ = [
@@ -21,13 +22,18 @@ __all__ = [
     "Reset",
     "Window",
     "WordBlocks",
+    "body_settings",
     "build",
     "build_blocked",
     "draw_columns",
     "draw_kept",
+    "held_and_others",
     "linear_hmm",
+    "load_body",
     "neural_hmm",
     "scalar_hmm",
+    "set_state_embeddings",
+    "set_word_embeddings",
 ]
 
 Reset = Literal["eos", "carry"]

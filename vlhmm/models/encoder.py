@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from vlhmm.models.settings import ModelSettings
+from vlhmm.models.settings import ModelSettings, Role
 from vlhmm.ops.residual_network import residual_network
 from vlhmm.precision import Precision
 
@@ -55,26 +55,27 @@ class StateEncoder(nn.Module):
     (where halves are composed first) or none."""
 
     embedding: nn.Embedding
-    """For entering, and under tied embeddings for every role."""
+    """For entering, or the first role that is read; under tied embeddings for every role."""
 
     def __init__(self, num_states: int, settings: ModelSettings) -> None:
         super().__init__()
-        dim, self.states_per_block = settings.dim, settings.states_per_block
-        split, factored = settings.embeddings == "split", settings.embeddings == "factored"
+        dim, self.states_per_block, self.start = settings.dim, settings.states_per_block, settings.start
+        factored, separate = settings.embeddings == "factored", roles_apart(settings)
         # `skip_init` leaves the values to `initialise`: nothing here draws from the global generator.
         self.embedding = skip_init(nn.Embedding, num_states, dim // 2 if factored else dim)
         num_blocks = num_states // self.states_per_block
         self.block_embedding = skip_init(nn.Embedding, num_blocks, dim // 2) if factored else None
-        self.out_embedding = skip_init(nn.Embedding, num_states, dim) if split else None
-        self.emit_embedding = skip_init(nn.Embedding, num_states, dim) if split else None
+        self.out_embedding = skip_init(nn.Embedding, num_states, dim) if "out" in separate else None
+        self.emit_embedding = skip_init(nn.Embedding, num_states, dim) if "emit" in separate else None
 
-        neural = settings.parameterization == "neural"
+        neural, roles = settings.parameterization == "neural", settings.roles
         # Appendix A.3: a network composes the halves, unshared, also for the target, which has none of its own in the code.
         depth = neural * (1 + factored)
-        self.start_network = _networks(depth, settings)
-        self.out_network = _networks(depth, settings)
-        self.into_network = _networks(neural * (settings.target_network + factored), settings)
-        self.emit_network = _networks(depth, settings)
+        target_depth = neural * (settings.target_network + factored)
+        self.start_network = _networks(depth if self.start == "entered" else 0, settings)
+        self.out_network = _networks(depth if "out" in roles else 0, settings)
+        self.into_network = _networks(target_depth if settings.transition != "table" else 0, settings)
+        self.emit_network = _networks(depth if "emit" in roles else 0, settings)
 
     def features(
         self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
@@ -87,9 +88,13 @@ class StateEncoder(nn.Module):
         shared = embedded if embedded.shape[0] == num_states else embedded[:num_states]
         out = embedded if self.out_embedding is None else self._embedded(self.out_embedding, leaving)
         emit = shared if self.emit_embedding is None else self._embedded(self.emit_embedding, states)
+        left: Tensor = self.out_network(out)
+        begins: Tensor | None = None
+        if start:
+            begins = left[:num_states] if self.start == "left" else self.start_network(shared)
         return StateFeatures(
-            start=self.start_network(shared) if start else None,
-            out=self.out_network(out),
+            start=begins,
+            out=left,
             into=self.into_network(shared),
             emit=self.emit_network(emit),
         )
@@ -136,6 +141,11 @@ class NoEncoder(nn.Module):
 
     def into(self, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
         return rows(self.nothing, states)
+
+
+def roles_apart(settings: ModelSettings) -> tuple[Role, ...]:
+    """Roles with an embedding of their own beside the first."""
+    return settings.roles[1:] if settings.embeddings == "split" else ()
 
 
 def rows(per_state: Shaped[Tensor, "Z ..."], states: Int[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:

@@ -7,14 +7,15 @@ import math
 import torch
 from torch import nn
 
-from vlhmm.models.heads import ScalarEmission, ScalarStart, TableHead, UnmaskedEmission
+from vlhmm.models.heads import FactoredEmission, ScalarEmission, ScalarStart, TableHead, UnmaskedEmission
 from vlhmm.models.settings import ModelSettings
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, settings: ModelSettings, generator: torch.Generator | None) -> None:
     """Draws every parameter of `model` anew; the order of modules is part of what a seed means."""
-    paper = settings.initialisation == "paper"
+    paper, normal = settings.initialisation == "paper", settings.initialisation == "normal"
+    words = {module.words for module in model.modules() if isinstance(module, FactoredEmission)}
     for module in model.modules():
         match module:
             case nn.Embedding() if paper:
@@ -23,15 +24,29 @@ def initialise(model: nn.Module, settings: ModelSettings, generator: torch.Gener
                 module.weight.normal_(generator=generator)
             case nn.Linear():
                 default_bound = 1 / math.sqrt(module.in_features)
-                weight_bound = _kaiming_bound(module.in_features) if paper else default_bound
-                _uniform(module.weight, weight_bound, generator)
+                if normal and module in words:
+                    module.weight.normal_(generator=generator)
+                else:
+                    _uniform(module.weight, _kaiming_bound(module.in_features) if paper else default_bound, generator)
                 if module.bias is not None:
                     _uniform(module.bias, 0.0 if paper else default_bound, generator)
             case nn.LayerNorm():
                 module.weight.fill_(1.0)
                 module.bias.zero_()
+            case nn.RMSNorm():
+                module.weight.fill_(1.0)
+            case ScalarStart() | TableHead() | ScalarEmission() | UnmaskedEmission() if normal:
+                module.logits.normal_(std=settings.init_scale, generator=generator)
             case ScalarStart() | TableHead() | ScalarEmission() | UnmaskedEmission():
                 _uniform(module.logits, settings.init_scale, generator)
+            case _:
+                pass
+    for module in model.modules():
+        match module:
+            case nn.Embedding():
+                module.weight.mul_(settings.embedding_scale)
+            case FactoredEmission():
+                module.words.weight.mul_(settings.word_scale)
             case _:
                 pass
 

@@ -23,6 +23,7 @@ from vlhmm.models.heads import (
     UnmaskedEmission,
 )
 from vlhmm.models.initialisation import initialise
+from vlhmm.models.joint_encoder import JointEncoder
 from vlhmm.models.settings import ModelSettings
 from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
 from vlhmm.tables import (
@@ -47,7 +48,7 @@ class Model(nn.Module):
     `LiveColumns` states keep their numbers, and start and transition are normalised over those alive.
     """
 
-    encoder: StateEncoder | NoEncoder
+    encoder: StateEncoder | JointEncoder | NoEncoder
     start: StartHead
     transition: TransitionHead
     emission: EmissionHead
@@ -75,8 +76,14 @@ class Model(nn.Module):
         self.register_load_state_dict_post_hook(_lay_out_again)
 
         scalar = settings.parameterization == "scalar"
-        self.encoder = NoEncoder(support.num_states) if scalar else StateEncoder(support.num_states, settings)
-        self.start = ScalarStart(support.num_states) if scalar else FactoredStart(settings.dim)
+        if scalar:
+            self.encoder = NoEncoder(support.num_states)
+        elif settings.encodes_jointly:
+            self.encoder = JointEncoder(support.num_states, settings)
+        else:
+            self.encoder = StateEncoder(support.num_states, settings)
+        free_start = scalar or settings.start == "free"
+        self.start = ScalarStart(support.num_states) if free_start else FactoredStart(settings.dim)
         match settings.transition:
             case "softmax":
                 # Only the kernels of the blocked recursion round the features of their tiles.
@@ -88,7 +95,7 @@ class Model(nn.Module):
                 self.transition = TableHead(support.num_states)
         if settings.emission == "unmasked":
             self.emission = UnmaskedEmission(support.num_states, support.num_words)
-        elif scalar:
+        elif scalar or settings.emission == "free":
             self.emission = ScalarEmission(support.num_words, support.states_per_word)
         else:
             self.emission = FactoredEmission(

@@ -10,11 +10,15 @@ from typing import Any, Literal
 from vlhmm.precision import Precision
 from vlhmm.settings import settings_from
 
+Role = Literal["into", "out", "emit"]
+"""What a state's features are read for: it is entered, it is left, it emits."""
+
 
 @dataclass(frozen=True)
 class ModelSettings:
-    parameterization: Literal["neural", "linear", "scalar"] = "neural"
-    """neural: residual networks of state embeddings; linear: the embeddings alone; scalar: free logits."""
+    parameterization: Literal["neural", "linear", "scalar", "transformer"] = "neural"
+    """neural: networks of state embeddings; linear: the embeddings alone; scalar: free logits; transformer: a decoder that
+    reads the embeddings of all states as one sequence, in the order of their numbers."""
     states_per_block: int = 256
     """K: the states that can emit a word."""
     dim: int = 256
@@ -24,42 +28,105 @@ class ModelSettings:
     target_network: bool = False
     """A network for the state that is entered (Chiu & Rush, eq. 9), or its raw embedding (their code)."""
     embeddings: Literal["tied", "split", "factored"] = "tied"
-    """tied: one embedding a state; split: one each for leaving, entering (start too) and emitting; factored: half of it the
+    """tied: one embedding a state; split: one each for leaving, entering and emitting; factored: half of it the
     state's own, half its block's, and in a neural model a further network for each role composes the two."""
     out_scale: float = 1.0
     """Multiplies out in out . in: below 1, training begins with flatter transitions."""
-    emission: Literal["blocked", "unmasked"] = "blocked"
-    """blocked: normalised over the words that a state can emit; unmasked, in scalar models: over all words, with a logit for
-    every pair. What falls on words of other blocks is then lost: perplexity is an upper bound, and the tables, which can be
-    scored, are not a whole HMM that could be asked anything else."""
+    emission: Literal["blocked", "free", "unmasked"] = "blocked"
+    """blocked: normalised over the words that a state can emit, from its features, or in scalar models from free logits; free:
+    the same from free logits in every model; unmasked, in scalar models: over all words, with a logit for every pair. What falls
+    on words of other blocks is then lost: perplexity is an upper bound, and the tables, which can be scored, are not a whole HMM
+    that could be asked anything else."""
     emission_bias: bool = True
     """A bias for every word."""
-    initialisation: Literal["code", "paper"] = "code"
-    """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0."""
+    initialisation: Literal["code", "paper", "normal"] = "code"
+    """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0; normal: embeddings, those of
+    words too, N(0, 1), free logits N(0, init_scale^2), the rest as PyTorch does."""
     precision: Precision = "bf16"
     """What matrix products on a GPU read, in networks, recursion, normaliser and emissions; a CPU computes in float32."""
     init_scale: float = 0.01
-    """Scalar tables start from U(-init_scale, init_scale)."""
+    """Free logits start from U(-init_scale, init_scale)."""
+    start: Literal["entered", "left", "free"] = "entered"
+    """What p(z_1) is read from. entered: the features of the state that is entered, in a neural model by Chiu & Rush by a network
+    of its own; left: those of the state that is left (H_in w of Lee & Berg-Kirkpatrick); free: a free logit a state."""
+    network: Literal["residual", "layers"] = "residual"
+    """Of a neural model. residual: that of Chiu & Rush; layers: that of Lee & Berg-Kirkpatrick,
+    LayerNorm(ReLU(y) + y) of y = ReLU(E W_1) W_2, one for each role, of which the next four settings leave parts out."""
+    layers: int = 2
+    """Network "layers": 2, or 1 for y = E W."""
+    skip: bool = True
+    """Network "layers": y is added to its ReLU; without: the ReLU alone. Needs 2 layers."""
+    relu: bool = True
+    """Network "layers": without, nothing is done in place of the ReLUs."""
+    layer_norm: bool = True
+    """Network "layers"."""
+    monolithic: bool = False
+    """Network "layers", and transformer: one network for all roles, whose last layer is as many times as wide; on split
+    embeddings the same network reads each."""
+    decoder_layers: int = 4
+    """Transformer."""
+    decoder_heads: int = 4
+    """Transformer: heads of attention, each dim / decoder_heads wide."""
+    decoder_kv_heads: int = 0
+    """Transformer: heads of keys and values, each shared by several of the queries; 0: one for each."""
+    decoder_hidden: int = 0
+    """Transformer: width of the gated layers; 0: 8 for every 3 of dim."""
+    causal: bool = True
+    """Transformer: a state sees those of lower number alone, as a pretrained body is used to; without, all."""
+    rope_theta: float = 10_000.0
+    """Transformer: base of the rotary positions."""
+    norm_eps: float = 1e-5
+    """Transformer: added to the mean square in its norms."""
+    embedding_scale: float = 1.0
+    """Multiplies the state embeddings that training starts from."""
+    word_scale: float = 1.0
+    """Multiplies the word embeddings that training starts from."""
 
     def __post_init__(self) -> None:
-        for name in ("states_per_block", "dim"):
+        for name in ("states_per_block", "dim", "decoder_layers", "decoder_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        for name in ("out_scale", "init_scale"):
+        for name in ("out_scale", "init_scale", "embedding_scale", "word_scale", "decoder_kv_heads", "decoder_hidden"):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and at least 0")
-        if (self.parameterization == "scalar") != (self.transition == "table"):
-            raise ValueError(
-                f"transition {self.transition!r} does not go with parameterization "
-                f'{self.parameterization!r}: a scalar model has transition "table", the others "softmax" or "block-factored"'
-            )
+        for name in ("rope_theta", "norm_eps"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and above 0")
+        self._check_matrices()
+        self._check_networks()
+        if self.parameterization == "transformer":
+            self._check_decoder()
 
-        if self.embeddings == "factored" and self.dim % 2:
-            raise ValueError(f"dim is {self.dim}, but factored embeddings are two halves of it: make it even")
-        if self.emission == "unmasked" and self.parameterization != "scalar":
-            raise ValueError(
-                f'emission "unmasked" is for scalar models, not for parameterization {self.parameterization!r}: use "blocked"'
-            )
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Those whose features are read at all: free logits need none."""
+        if self.parameterization == "scalar":
+            return ()
+        factored = self.transition != "table"
+        read = {
+            "into": factored or self.start == "entered",
+            "out": factored or self.start == "left",
+            "emit": self.emission == "blocked",
+        }
+        roles: tuple[Role, ...] = ("into", "out", "emit")
+        return tuple(role for role in roles if read[role])
+
+    @property
+    def encodes_jointly(self) -> bool:
+        """Whether features are made for all states at once."""
+        layered = self.parameterization == "neural" and self.network == "layers"
+        return layered or self.parameterization == "transformer"
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values in a transformer."""
+        return self.decoder_kv_heads or self.decoder_heads
+
+    @property
+    def gated_dim(self) -> int:
+        """Width of a transformer's gated layers."""
+        # Three such matrices are as many parameters as two of 4 dim.
+        return self.decoder_hidden or max(1, round(self.dim / 3)) * 8
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,3 +135,51 @@ class ModelSettings:
     def from_dict(cls, values: Mapping[str, Any]) -> ModelSettings:
         """Settings that a person wrote: each name, type and choice is checked."""
         return settings_from(cls, values)
+
+    def _check_matrices(self) -> None:
+        if self.parameterization == "scalar" and self.transition != "table":
+            raise ValueError(
+                f"transition {self.transition!r} does not go with parameterization 'scalar': a scalar model has transition "
+                '"table"'
+            )
+        if self.parameterization != "scalar" and not self.roles:
+            raise ValueError(
+                f"start, transition and emission are all free, so nothing of parameterization {self.parameterization!r} is "
+                'left: use parameterization "scalar"'
+            )
+        if self.embeddings == "factored" and self.dim % 2:
+            raise ValueError(f"dim is {self.dim}, but factored embeddings are two halves of it: make it even")
+        if self.emission == "unmasked" and self.parameterization != "scalar":
+            raise ValueError(
+                f'emission "unmasked" is for scalar models, not for parameterization {self.parameterization!r}: use "blocked"'
+            )
+
+    def _check_networks(self) -> None:
+        if self.layers not in (1, 2):
+            raise ValueError(f"layers is {self.layers}; known are: 1, 2")
+        if self.monolithic and not self.encodes_jointly:
+            raise ValueError(
+                'monolithic is for network "layers" of a neural model and for transformers: the others have no one network'
+            )
+        if self.encodes_jointly and self.embeddings == "factored":
+            raise ValueError(
+                'embeddings "factored" go with linear models and network "residual" alone: use "tied" or "split"'
+            )
+        if self.parameterization == "neural" and self.network == "layers" and self.skip:
+            if self.layers == 1:
+                raise ValueError("skip needs 2 layers, but layers is 1: set skip to false")
+            if not self.relu:
+                raise ValueError(
+                    "skip adds a layer to its ReLU, but relu is false, so it would double it: set skip to false"
+                )
+
+    def _check_decoder(self) -> None:
+        heads, key_heads = self.decoder_heads, self.key_heads
+        if self.dim % (2 * heads):
+            raise ValueError(
+                f"dim is {self.dim}, but {heads} decoder_heads with rotary positions need a multiple of {2 * heads}"
+            )
+        if heads % key_heads:
+            raise ValueError(
+                f"decoder_heads is {heads}, which is no multiple of decoder_kv_heads, {key_heads}: each is shared by equally many"
+            )

@@ -1,0 +1,131 @@
+"""A decoder as Llama's, which reads a sequence of embeddings. Its parameters are named as there, so that a pretrained body
+fits (`transfer.load_body`)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.utils import skip_init
+
+from vlhmm.precision import Precision
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    dim: int
+    layers: int
+    heads: int
+    key_heads: int
+    """Of keys and values, each shared by equally many heads."""
+    gated_dim: int
+    """Width of the gated layers."""
+    causal: bool
+    """A position sees those before it alone."""
+    rope_theta: float
+    norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+
+class Decoder(nn.Module):
+    """Layers of attention and gated networks with rotary positions, then a norm. Values are left to whoever makes it."""
+
+    def __init__(self, shape: DecoderShape, precision: Precision) -> None:
+        super().__init__()
+        self.shape, self.precision = shape, precision
+        self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(shape.layers)])
+        self.norm = nn.RMSNorm(shape.dim, shape.norm_eps)
+
+    def forward(self, embedding: Float[Tensor, "*B n H"]) -> Float[Tensor, "*B n H"]:
+        rotation = rotary(embedding, self.shape.head_dim, self.shape.rope_theta)
+        hidden = embedding
+        with _products_in(self.precision, embedding):
+            for layer in self.layers:
+                hidden = layer(hidden, rotation)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.dim, shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = nn.RMSNorm(shape.dim, shape.norm_eps)
+        self.mlp = GatedNetwork(shape)
+
+    def forward(self, hidden: Float[Tensor, "*B n H"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "*B n H"]:
+        # The sums stay in the embeddings' own type, whatever the products are made in.
+        attended: Tensor = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
+        changed: Tensor = attended + self.mlp(self.post_attention_layernorm(attended))
+        return changed
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.head_dim, self.causal = shape.head_dim, shape.causal
+        key_dim = shape.head_dim * shape.key_heads
+        self.q_proj = skip_init(nn.Linear, shape.dim, shape.dim, bias=False)
+        self.k_proj = skip_init(nn.Linear, shape.dim, key_dim, bias=False)
+        self.v_proj = skip_init(nn.Linear, shape.dim, key_dim, bias=False)
+        self.o_proj = skip_init(nn.Linear, shape.dim, shape.dim, bias=False)
+
+    def forward(self, hidden: Float[Tensor, "*B n H"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "*B n H"]:
+        query, key = (rotated(self._heads(project(hidden)), rotation) for project in (self.q_proj, self.k_proj))
+        value = self._heads(self.v_proj(hidden)).to(query.dtype)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal, enable_gqa=True)
+        attended: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(hidden.shape))
+        return attended
+
+    def _heads(self, projected: Float[Tensor, "*B n P"]) -> Float[Tensor, "b heads n D"]:
+        # Attention has kernels for four axes alone.
+        return projected.reshape(
+            -1, projected.shape[-2], projected.shape[-1] // self.head_dim, self.head_dim
+        ).transpose(1, 2)
+
+
+class GatedNetwork(nn.Module):
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.gate_proj = skip_init(nn.Linear, shape.dim, shape.gated_dim, bias=False)
+        self.up_proj = skip_init(nn.Linear, shape.dim, shape.gated_dim, bias=False)
+        self.down_proj = skip_init(nn.Linear, shape.gated_dim, shape.dim, bias=False)
+
+    def forward(self, hidden: Float[Tensor, "*B n H"]) -> Float[Tensor, "*B n H"]:
+        made: Tensor = self.down_proj(silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return made
+
+
+def rotary(embedding: Float[Tensor, "*B n H"], head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position times frequency, (n, head_dim / 2)."""
+    exponents = torch.arange(0, head_dim, 2, device=embedding.device, dtype=embedding.dtype) / head_dim
+    positions = torch.arange(embedding.shape[-2], device=embedding.device, dtype=embedding.dtype)
+    angles = positions[:, None] / theta**exponents
+    return angles.cos(), angles.sin()
+
+
+def rotated(heads: Float[Tensor, "b heads n D"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "b heads n D"]:
+    """Every pair (d, d + D / 2) turned by its angle."""
+    cosine, sine = rotation
+    first, second = heads.chunk(2, dim=3)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3)
+
+
+def _products_in(precision: Precision, embedding: Tensor) -> AbstractContextManager[object]:
+    """In training on a GPU products read bf16 if that is the precision; tables made to be kept are worth float32."""
+    if precision != "bf16" or not _rounds(embedding):
+        return nullcontext()
+    # Weights that a capture has cast and kept would be those of its first step for ever.
+    return torch.autocast(embedding.device.type, torch.bfloat16, cache_enabled=False)
+
+
+def _rounds(embedding: Tensor) -> bool:
+    return torch.is_grad_enabled() and embedding.is_cuda and embedding.dtype == torch.float32

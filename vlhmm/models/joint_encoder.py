@@ -1,0 +1,114 @@
+"""The networks of Lee & Berg-Kirkpatrick: one for each role or one for all, of layers or a transformer."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from vlhmm.models.decoder import Decoder, DecoderShape
+from vlhmm.models.encoder import StateFeatures, roles_apart, rows
+from vlhmm.models.settings import ModelSettings, Role
+
+
+class LayeredNetwork(nn.Module):
+    """LayerNorm(ReLU(y) + y) of y = ReLU(E W_1) W_2, or of y = E W; parts are left out as the settings say."""
+
+    def __init__(self, settings: ModelSettings, out_dim: int) -> None:
+        super().__init__()
+        dim = settings.dim
+        self.skip, self.relu = settings.skip, settings.relu
+        self.first = skip_init(nn.Linear, dim, dim) if settings.layers == 2 else None
+        self.last = skip_init(nn.Linear, dim, out_dim)
+        self.norm = nn.LayerNorm(out_dim) if settings.layer_norm else None
+
+    def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n W"]:
+        hidden = embedding if self.first is None else self._activated(self.first(embedding))
+        before: Tensor = self.last(hidden)
+        after = self._activated(before)
+        if self.skip:
+            after = after + before
+        return after if self.norm is None else self.norm(after)
+
+    def _activated(self, hidden: Tensor) -> Tensor:
+        return hidden.relu() if self.relu else hidden
+
+
+class JointEncoder(nn.Module):
+    """An embedding for every state, or one for each of its roles, and a network for each role or one for all.
+
+    All states are encoded, whichever are asked for: a decoder reads them as one sequence.
+    """
+
+    embedding: nn.Embedding
+    """For entering, or the first role that is read; under tied embeddings for every role."""
+
+    def __init__(self, num_states: int, settings: ModelSettings) -> None:
+        super().__init__()
+        self.roles, self.start = settings.roles, settings.start
+        separate = roles_apart(settings)
+        self.embedding = skip_init(nn.Embedding, num_states, settings.dim)
+        self.out_embedding = skip_init(nn.Embedding, num_states, settings.dim) if "out" in separate else None
+        self.emit_embedding = skip_init(nn.Embedding, num_states, settings.dim) if "emit" in separate else None
+        self.network: nn.Module | None = None
+        self.networks = nn.ModuleDict()
+        self.cuts_output = settings.monolithic and not separate
+        if settings.monolithic:
+            self.network = _network(settings, len(self.roles) if self.cuts_output else 1)
+        else:
+            self.networks = nn.ModuleDict({role: _network(settings, 1) for role in self.roles})
+
+    def features(
+        self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
+    ) -> StateFeatures:
+        """As `StateEncoder.features`."""
+        encoded = self._encoded()
+        nothing = self.embedding.weight[:, :0]
+        into, out, emit = (encoded.get(role, nothing) for role in ("into", "out", "emit"))
+        begins = rows(out if self.start == "left" else into, states) if start else None
+        return StateFeatures(
+            start=begins,
+            out=rows(out, states if leaving is None else leaving),
+            into=rows(into, states),
+            emit=rows(emit, states),
+        )
+
+    def out(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
+        """`features(states).out` alone."""
+        return self.features(states, start=False).out
+
+    def into(self, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
+        """`features(states).into` alone."""
+        return self.features(states, start=False).into
+
+    def _encoded(self) -> dict[Role, Float[Tensor, "Z H"]]:
+        if self.network is not None and self.cuts_output:
+            parts = self.network(self.embedding.weight).chunk(len(self.roles), dim=1)
+            return {role: part.contiguous() for role, part in zip(self.roles, parts, strict=True)}
+        return {role: (self.network or self.networks[role])(self._embedding(role)) for role in self.roles}
+
+    def _embedding(self, role: Role) -> Float[Tensor, "Z H"]:
+        own = {"into": None, "out": self.out_embedding, "emit": self.emit_embedding}[role]
+        weight: Tensor = (own or self.embedding).weight
+        return weight
+
+
+def _network(settings: ModelSettings, num_roles: int) -> nn.Module:
+    """From an embedding to the features of so many roles, side by side."""
+    if settings.parameterization == "neural":
+        return LayeredNetwork(settings, num_roles * settings.dim)
+    shape = DecoderShape(
+        settings.dim,
+        settings.decoder_layers,
+        settings.decoder_heads,
+        settings.key_heads,
+        settings.gated_dim,
+        settings.causal,
+        settings.rope_theta,
+        settings.norm_eps,
+    )
+    decoder = Decoder(shape, settings.precision)
+    if num_roles == 1:
+        return decoder
+    # Else all roles would have the same features, and transitions would be symmetric.
+    return nn.Sequential(decoder, skip_init(nn.Linear, settings.dim, num_roles * settings.dim))
