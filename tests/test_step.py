@@ -9,7 +9,7 @@ from tiny import tiny_corpus, tiny_model
 
 import vlhmm
 from vlhmm.checkpoint import read_tensors
-from vlhmm.models import ModelSettings, build
+from vlhmm.models import ModelSettings, build, held_and_others
 from vlhmm.run_folder import RunFolder
 from vlhmm.step import Step
 from vlhmm.tables import uniform_support
@@ -137,3 +137,18 @@ def test_the_gradient_is_that_of_the_carried_windows(corpus: vlhmm.Corpus, setti
     for name, parameter in model.named_parameters():
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(found[name], expected, rtol=1e-7, atol=1e-12, msg=name)
+
+
+def test_frozen_embeddings_move_only_after_their_part_of_training(corpus: vlhmm.Corpus) -> None:
+    settings = replace(QUICK, freeze_embeddings=0.5, frozen="states", weight_decay=0.1)
+    model = tiny_model(corpus)
+    held, others = held_and_others(model, "states")
+    before = [parameter.detach().clone() for parameter in (*held, *others)]
+    moved = []
+    for event in training(model, corpus, settings):
+        if isinstance(event, StepEvent):
+            moved.append(any(not torch.equal(now, old) for now, old in zip(held, before, strict=False)))
+            last = event
+    assert moved.index(True) == -(-last.num_steps // 2)
+    assert all(moved[moved.index(True) :])
+    assert any(not torch.equal(now, old) for now, old in zip(others, before[len(held) :], strict=True))

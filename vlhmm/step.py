@@ -18,7 +18,7 @@ from torch import Tensor
 from vlhmm.capture import captured
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.score import can_be_captured, score
-from vlhmm.models import Kept, Model, Window
+from vlhmm.models import Kept, Model, Window, held_and_others
 from vlhmm.precision import Precision
 from vlhmm.tables import Belief
 from vlhmm.train_settings import TrainSettings
@@ -35,10 +35,17 @@ class Step:
         device = model.group_of_word.device
         on_gpu = device.type == "cuda"
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        held, others = list[torch.nn.Parameter](), self.parameters
+        if settings.freeze_embeddings > 0:
+            held, others = held_and_others(model, settings.frozen)
+        # A captured update reads its rate from memory, that of each group from a place of its own.
+        rates = [
+            torch.tensor(settings.learning_rate, device=device) if on_gpu else settings.learning_rate for _ in range(2)
+        ]
+        groups = [{"params": others, "lr": rates[0]}, {"params": held, "lr": rates[1]}]
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            # A captured update reads its rate from memory.
-            lr=torch.tensor(settings.learning_rate, device=device) if on_gpu else settings.learning_rate,
+            [group for group in groups if group["params"]],
+            lr=rates[0],
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
             fused=on_gpu,
@@ -89,16 +96,19 @@ class Step:
             return self.model.columns_after_dropout(self.dropout, generator)
         return self.model.kept_after_dropout(self.dropout, generator)
 
-    def __call__(self, tokens: Int[Tensor, "B T"], rate: float, fresh: bool) -> None:
-        """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief."""
+    def __call__(self, tokens: Int[Tensor, "B T"], rate: float, fresh: bool, *, frozen: bool = False) -> None:
+        """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief;
+        `frozen`: the embeddings of `settings.frozen` stay as they are."""
         # From memory that can be swapped out the copy would wait for the step before.
         in_reach = tokens.pin_memory() if self._tokens.is_cuda and not tokens.is_cuda else tokens
         self._tokens.copy_(in_reach, non_blocking=True)
-        for group in self.optimizer.param_groups:
+        for number, group in enumerate(self.optimizer.param_groups):
+            # At rate 0 weight decay leaves them alone too.
+            group_rate = 0.0 if number == 1 and frozen else rate
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(group_rate)
             else:
-                group["lr"] = rate
+                group["lr"] = group_rate
         if self.settings.ema:
             # Early on the average is short, so that it does not remember the random start.
             decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))

@@ -218,7 +218,8 @@ class _Run:
         if within_epoch == 0:
             self.stepper.set_dropout(self.settings.dropout_in(epoch))
         fresh = self.settings.windows == "independent" or within_epoch == 0
-        self.stepper(tokens, self.learning_rate(), fresh)
+        frozen = self.step < self.settings.freeze_embeddings * self.num_steps
+        self.stepper(tokens, self.learning_rate(), fresh, frozen=frozen)
         self.step += 1
 
     def loss(self) -> float:
