@@ -26,6 +26,7 @@ from vlhmm.models.initialisation import initialise
 from vlhmm.models.joint_encoder import JointEncoder
 from vlhmm.models.settings import ModelSettings
 from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
+from vlhmm.precision import Precision
 from vlhmm.tables import (
     BlockFactoredTransition,
     SoftmaxTransition,
@@ -171,9 +172,15 @@ class Model(nn.Module):
             transition,
             self.emission(states, features.emit, support, self._layout()),
             self.reset_token,
-            self.settings.precision,
+            self._precision(),
         )
         return tables, boundary
+
+    def _precision(self) -> Precision:
+        """That of the tiles: a normaliser in float32 is for tiles in float32, else rows do not sum to one."""
+        head = self.transition
+        rounds = isinstance(head, SoftmaxHead) and head.precision != "highest"
+        return "highest" if rounds and not torch.is_grad_enabled() else self.settings.precision
 
     def forward(
         self, previous: Kept | None, window: Window, *, with_start: bool = True
