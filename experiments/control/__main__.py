@@ -1,4 +1,4 @@
-"""`python -m experiments.control prompts FILE`, then `vlhmm distill`, then `python -m experiments.control run`."""
+"""`python -m experiments.control prompts FILE`, then `vlhmm distill`, then `python -m experiments.control run`, or `cost`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import shlex
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +21,12 @@ from experiments.control.methods import Timer, compiled, controlled_texts, guide
 from experiments.control.overhead import measure_lookahead, measure_overhead
 from experiments.control.report import about, calibration_plot, method_table, summed_up
 from experiments.control.sets import other_prompts, read_sets
+from vlhmm.cluster import one_block
+from vlhmm.hmm import HMM
+from vlhmm.models import build_blocked
 from vlhmm.recipe import preset
-from vlhmm.teacher import draw_texts, load_teacher
+from vlhmm.tables import Tables
+from vlhmm.teacher import Teacher, draw_texts, load_teacher
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -40,12 +45,18 @@ def prompts(
     file.write_text("\n".join(other_prompts(num, seed)) + "\n", encoding="utf-8")
 
 
+TeacherName = Annotated[str, typer.Option("--teacher", help="As in `vlhmm distill`.")]
+Distilled = Annotated[Path, typer.Option("--hmm", help="What `vlhmm distill` left.")]
+DeviceName = Annotated[str, typer.Option("--device")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @app.command()
 def run(
-    teacher_name: Annotated[str, typer.Option("--teacher", help="As in `vlhmm distill`.")],
-    hmm: Annotated[Path, typer.Option("--hmm", help="What `vlhmm distill` left.")],
+    teacher_name: TeacherName,
+    hmm: Distilled,
     out: Annotated[Path, typer.Option("--out", help="A folder for results.json, outputs.json and calibration.png.")],
-    device_name: Annotated[str, typer.Option("--device")] = "cuda" if torch.cuda.is_available() else "cpu",
+    device_name: DeviceName = DEVICE,
     num_sets: Annotated[int, typer.Option("--sets", min=1, help="The first so many of the 200.")] = 200,
     samples: Annotated[int, typer.Option(min=1, help="Outputs a set of the methods that always succeed.")] = 8,
     tries: Annotated[int, typer.Option(min=1, help="Texts a set that rejection may draw.")] = 16,
@@ -109,18 +120,9 @@ def run(
     results["calibration"] = _calibrated(lm, teacher, calibration_texts, rows, seed, out)
     said("calibration")
     if timing:
-        results["overhead"] = asdict(measure_overhead(teacher, lm))
-        said("overhead")
-        results["lookahead"] = asdict(measure_lookahead(_large_tables(lm, device)))
-        said("look-ahead")
-    command = shlex.join(["python", "-m", "experiments.control", *sys.argv[1:]])
-    results = {
-        **about(device, command, time.perf_counter() - begun, seed),
-        "teacher": teacher_name,
-        "hmm": {"states": lm.hmm.num_states, "tokens": lm.hmm.num_words, "about": lm.about},
-        "sets": len(sets),
-        **results,
-    }
+        results |= _costs(teacher, lm)
+        said("cost")
+    results = {**_about(device, begun, seed, teacher_name, lm), "sets": len(sets), **results}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     texts = {
         name: [
@@ -134,14 +136,31 @@ def run(
     shown.print(method_table(methods))
     for output in guided[: EXAMPLES * samples : samples]:
         shown.print(f"{', '.join(sets[output.number].items)}: {output.text}", markup=False, highlight=False)
-    for name in ("calibration", "overhead", "lookahead"):
-        if name in results:
-            numbers = {key: value for key, value in results[name].items() if isinstance(value, int | float)}
-            shown.print(name, json.dumps(numbers), markup=False, highlight=False)
+    _show_numbers(shown, results)
     failures = [output for output in guided if not output.satisfied]
     if failures:
         console.print(f"{len(failures)} guided outputs do not satisfy their constraint: {failures[0]}", style="red")
         raise typer.Exit(1)
+
+
+@app.command()
+def cost(
+    teacher_name: TeacherName,
+    hmm: Distilled,
+    out: Annotated[Path, typer.Option("--out", help="The JSON to write.")],
+    device_name: DeviceName = DEVICE,
+    states: Annotated[int | None, typer.Option(min=1, help="Of an untrained HMM, measured in its place.")] = None,
+) -> None:
+    """What the guide adds to a decoding step, and how long its look-ahead takes."""
+    begun = time.perf_counter()
+    device = torch.device(device_name)
+    lm = vlhmm.load(hmm, device)
+    teacher = load_teacher(teacher_name, device, lm.tokenizer)
+    costs = _costs(teacher, lm, lm.hmm if states is None else HMM(_untrained(lm, states)))
+    results = {**_about(device, begun, 0, teacher_name, lm), **costs}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    _show_numbers(Console(), results)
 
 
 @app.command()
@@ -154,7 +173,7 @@ def plot(
     calibration_plot(values["calibration"], file, values["hmm"]["states"])
 
 
-def _calibrated(lm: vlhmm.LanguageModel, teacher: Any, num: int, rows: int, seed: int, out: Path) -> dict[str, Any]:
+def _calibrated(lm: vlhmm.LanguageModel, teacher: Teacher, num: int, rows: int, seed: int, out: Path) -> dict[str, Any]:
     """On texts of new prompts, which the HMM was not distilled with."""
     generator = torch.Generator(teacher.device).manual_seed(seed + 1)
     made = teacher.prompt_ids(other_prompts(num, seed + 1_000_003))
@@ -176,19 +195,38 @@ def _calibrated(lm: vlhmm.LanguageModel, teacher: Any, num: int, rows: int, seed
     return values
 
 
-def _large_tables(lm: vlhmm.LanguageModel, device: torch.device) -> Any:
-    """A dense HMM of 4,096 states over the same tokens; its numbers do not matter here."""
-    if lm.hmm.num_states == LARGE_STATES:
-        return lm.hmm.tables
-    from dataclasses import replace
+def _costs(teacher: Teacher, lm: vlhmm.LanguageModel, hmm: HMM | None = None) -> dict[str, Any]:
+    hmm = hmm or lm.hmm
+    large = hmm.tables if hmm.num_states == LARGE_STATES else _untrained(lm, LARGE_STATES)
+    return {
+        "overhead": asdict(measure_overhead(teacher, hmm, lm.tokenizer)),
+        "lookahead": asdict(measure_lookahead(large)),
+    }
 
-    from vlhmm.cluster import one_block
-    from vlhmm.models import build_blocked
 
-    settings = replace(preset("distill").model, states_per_block=LARGE_STATES)
+def _about(device: torch.device, begun: float, seed: int, teacher_name: str, lm: vlhmm.LanguageModel) -> dict[str, Any]:
+    """What was measured, where, and by which command."""
+    command = shlex.join(["python", "-m", "experiments.control", *sys.argv[1:]])
+    return {
+        **about(device, command, time.perf_counter() - begun, seed),
+        "teacher": teacher_name,
+        "hmm": {"states": lm.hmm.num_states, "tokens": lm.hmm.num_words, "about": lm.about},
+    }
+
+
+def _show_numbers(console: Console, results: Mapping[str, Any]) -> None:
+    for name in ("calibration", "overhead", "lookahead"):
+        if name in results:
+            numbers = {key: value for key, value in results[name].items() if isinstance(value, int | float)}
+            console.print(name, json.dumps(numbers), markup=False, highlight=False)
+
+
+def _untrained(lm: vlhmm.LanguageModel, num_states: int) -> Tables:
+    """A dense HMM over the same tokens, for a measurement in which its numbers do not matter."""
+    settings = replace(preset("distill").model, states_per_block=num_states)
     model = build_blocked(settings, one_block(lm.hmm.num_words), eos_id=lm.tokenizer.eos_id, reset="eos")
     with torch.no_grad():
-        return model.to(device).tables().detach()
+        return model.to(lm.hmm.tables.device).tables().detach()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import vlhmm
 from experiments.control.sets import contains
 from vlhmm.control import contains as contains_phrase
 from vlhmm.control.product import lookahead
-from vlhmm.teacher import Drawn, Teacher
+from vlhmm.decoding import Drawn
+from vlhmm.teacher import Teacher
 
 BINS = 10
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-import vlhmm
 from experiments.control.methods import written_by
 from experiments.control.sets import prompt_for
 from vlhmm.control import Automaton, contains_all
 from vlhmm.control.guide import Guide
 from vlhmm.control.product import lookahead
+from vlhmm.data import Tokenizer
+from vlhmm.hmm import HMM
 from vlhmm.tables import Tables
 from vlhmm.teacher import Teacher
 
@@ -26,6 +27,7 @@ AHEAD_STEPS, AHEAD_STATES = 32, 100
 
 @dataclass(frozen=True)
 class Overhead:
+    states: int
     rows: int
     automaton_states: int
     step_ms: float
@@ -63,15 +65,15 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_overhead(teacher: Teacher, lm: vlhmm.LanguageModel) -> Overhead:
+def measure_overhead(teacher: Teacher, hmm: HMM, tokenizer: Tokenizer) -> Overhead:
     """Eight rows and three keywords, in texts that cannot end: every step does all of its work."""
     prompts = teacher.prompt_ids([prompt_for(KEYWORDS)] * ROWS)
     making, plain, guided = list[float](), list[float](), list[float]()
     for run in range(REPEAT + 1):
         begun = time.perf_counter()
-        automaton = contains_all(*KEYWORDS, ignore_case=True).compile(lm.tokenizer)
+        automaton = contains_all(*KEYWORDS, ignore_case=True).compile(tokenizer)
         # Without a tokenizer the guide knows no EOS, and the automaton forbids it.
-        guide = Guide(lm.hmm, automaton, max_new_tokens=MAX_TOKENS, read_prompt=False)
+        guide = Guide(hmm, automaton, max_new_tokens=MAX_TOKENS, read_prompt=False)
         synchronize(teacher.device)
         seconds = time.perf_counter() - begun
         for times, inner in ((plain, None), (guided, guide)):
@@ -84,6 +86,7 @@ def measure_overhead(teacher: Teacher, lm: vlhmm.LanguageModel) -> Overhead:
             making.append(seconds)
     step, guided_step = statistics.median(plain), statistics.median(guided)
     return Overhead(
+        hmm.num_states,
         ROWS,
         automaton.num_states,
         1e3 * step,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vlhmm.control import regex
 from vlhmm.control.operations import MAX_STATES
-from vlhmm.control.regex import pattern_automaton
+from vlhmm.control.regex import MAX_DEPTH, pattern_automaton
 
 TEXTS = ["".join(text) for size in range(5) for text in itertools.product("ab é\n", repeat=size)]
 LEAVES = ["a", "b", "é", " ", ".", r"\w", r"\s", r"\S", "[ab]", "[^a]", "[^aé]", "ab", "", r"\n", "[a-b]"]
@@ -88,18 +88,29 @@ def test_what_is_no_utf8_matches_nothing(broken: bytes) -> None:
         ("ab[c", r"unterminated character set at position 2"),
         ("*a", r"nothing to repeat at position 0"),
         ("(?=a)b", "look-around"),
+        ("(?!)b", "look-around"),
         (r"(a)\1", "reference to a group"),
         ("a*+b", "possessive repetition"),
         (r"\ba", "word boundary"),
         ("(?m)^a$", "line anchor"),
         ("((a{99}){99}){99}", f"more than {MAX_STATES:,} automaton states"),
         ("(?:){0,999999999}", f"more than {MAX_STATES:,} automaton states"),
-        ("(" * 400 + ")" * 400, "too large"),
+        ("(" * 400 + ")" * 400, f"nested 400 deep in a pattern of 800 characters, at most {MAX_DEPTH}"),
+        ("(?:" * 101 + "a" + ")" * 101, "nested 101 deep"),
+        ("a{99999999999}", "too large"),
     ],
 )
 def test_bad_pattern_is_refused_when_written(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         regex(pattern)
+
+
+@pytest.mark.parametrize("group", ["(", "(?:"])
+def test_groups_nested_as_deep_as_allowed_agree_with_fullmatch(group: str) -> None:
+    # Parentheses that are characters do not count.
+    automaton = pattern_automaton(group * MAX_DEPTH + r"a\([()][](][^](]" + ")" * MAX_DEPTH)
+    assert automaton.accepts(b"a()(b")
+    assert not automaton.accepts(b"a()((")
 
 
 def test_pattern_of_too_many_states_is_refused() -> None:

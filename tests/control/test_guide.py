@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from enumerated import accepted, continuations, random_automaton
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracle import EVERY_KIND, Kind, random_hmm
+from oracle import EVERY_KIND, Kind, dense_oracle, random_hmm
 from tiny import tiny_corpus, tiny_model
 from torch import Tensor
 
@@ -122,6 +123,40 @@ def test_scores_gain_what_the_hmm_says_of_the_constraint(kind: Kind, seed: int) 
             elif after > 0:
                 assert gain[token].item() == -math.inf
         written = (*written, max(range(tables.num_words), key=lambda token: of((*written, token))[0]))
+
+
+@pytest.mark.parametrize("reset", [None, 1])
+def test_scores_are_right_however_strict_the_constraint(reset: int | None) -> None:
+    """In float32, against the list of all texts in float64, where log p(constraint | prefix) is below -100 at first."""
+    random = np.random.default_rng(5)
+    rare = [[1e-14], [3e-12], [2e-13]]
+    emission = np.hstack([rare, random.dirichlet(np.ones(2), size=3) * (1 - np.array(rare))])
+    start, transition = random.dirichlet(np.ones(3)), random.dirichlet(np.ones(3), size=3)
+    tables = replace(HMM.from_probabilities(start, transition, emission).tables, reset_token=reset)
+    tables = tables.to(dtype=torch.float32)
+    needed, steps = 4, 5
+    # Token 0 comes up at least four times.
+    following = [[min(count + 1, needed), count] for count in range(needed + 1)]
+    automaton = Automaton(torch.tensor([0, 1, 1]), torch.tensor(following), 0, torch.arange(needed + 1) == needed)
+    exact = continuations(dense_oracle(tables), np.array([], dtype=int), steps)
+    guide = Guide(HMM(tables), automaton, max_new_tokens=steps, read_prompt=False)
+    written: tuple[int, ...] = ()
+    for token in (0, 2, 0, 0, 0):
+        gain = guide(torch.tensor([[1, *written]]), torch.zeros(1, 3))[0]
+
+        def of(prefix: tuple[int, ...]) -> tuple[float, float]:
+            """p(prefix and constraint), p(prefix)."""
+            probs = [(text, prob) for text, prob in exact.items() if text[: len(prefix)] == prefix]
+            return sum(prob for text, prob in probs if text.count(0) >= needed), sum(prob for _, prob in probs)
+
+        both, alone = of(written)
+        if not written:
+            assert math.log(both / alone) < -100
+        for choice in range(3):
+            met, after = of((*written, choice))
+            expected = math.log(met / after) - math.log(both / alone) if met > 0 else -math.inf
+            assert gain[choice].item() == pytest.approx(expected, abs=1e-4)
+        written = (*written, token)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from kinds import TOLERANCE, every_dtype, every_kind
 from oracle import EVERY_KIND, Kind, Oracle, random_hmm
 
 from vlhmm import HMM
-from vlhmm.control import product, tokens
+from vlhmm.control import layout, product, tokens
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.product import TransitionMatrix, lookahead
 from vlhmm.control.tokens import ConstrainedTokens
@@ -143,6 +143,7 @@ def test_a_transition_too_large_to_store_is_used_in_rows(kind: Kind, monkeypatch
     monkeypatch.setattr(product, "available_bytes", lambda device: 0)
     monkeypatch.setattr(product, "CHUNK_BYTES", 16)
     monkeypatch.setattr(tokens, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(layout, "CHUNK_BYTES", 16)
     in_rows = lookahead(tables, automaton, 3, TransitionMatrix(tables))
     torch.testing.assert_close(in_rows.log_met, whole.log_met, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(TransitionMatrix(tables).log_ahead(belief), ahead, rtol=1e-12, atol=1e-12)

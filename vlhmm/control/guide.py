@@ -60,6 +60,7 @@ class _Rows:
     """All that is kept from one step to the next."""
 
     ids: Int[Tensor, "R T"]
+    """On the CPU."""
     log_ahead: Float[Tensor, "R Z"]
     """log p(the next token's state | prefix)."""
     states: list[int]
@@ -134,9 +135,11 @@ class Guide:
                 f"the language model scores {scores.shape[1]} tokens, but the HMM has {self._tables.num_words}: "
                 "use an HMM over the language model's own vocabulary"
             )
-        rows = self._continued(input_ids)
+        # One copy instead of several questions to the device, each of which waits for the language model.
+        ids = input_ids.to("cpu", copy=True)
+        rows = self._continued(ids)
         begins = rows is None
-        self._rows = rows = rows or self._begun(input_ids)
+        self._rows = rows = rows or self._begun(ids)
         ended = [row for row, state in enumerate(rows.states) if state in self._plan.ended]
         going = [row for row, state in enumerate(rows.states) if self._goes_on(state, rows.left)]
         self._require_some(ended + going, len(rows.states))
@@ -145,16 +148,23 @@ class Guide:
             # Whatever comes after the end is replaced by padding, but it must be drawn from something.
             guided[ended, self._eos_ids[0]] = 0
         if going:
-            own = scores[going, : self._tables.num_words].to(self._tables.device, torch.float32)
-            guided[going, : self._tables.num_words] = self._guided(rows, going, own, begins).to(scores)
+            place = slice(None) if len(going) == len(rows.states) else going
+            own = scores[place, : self._tables.num_words].to(self._tables.device, torch.float32)
+            found = self._guided(rows.log_ahead[place], rows, going, own, begins)
+            guided[place, : self._tables.num_words] = found.to(scores)
         return guided
 
     def _guided(
-        self, rows: _Rows, going: list[int], scores: Float[Tensor, "R X"], begins: bool
+        self,
+        log_ahead: Float[Tensor, "R Z"],
+        rows: _Rows,
+        going: list[int],
+        scores: Float[Tensor, "R X"],
+        begins: bool,
     ) -> Float[Tensor, "R X"]:
         """The scores of the rows that go on, with the HMM's opinion."""
         following, states = self._plan.following, [rows.states[row] for row in going]
-        found = following(rows.log_ahead[going], states, rows.left)
+        found = following(log_ahead, states, rows.left)
         before = found.log_joint.logsumexp(1, keepdim=True)
         hopeless = before.isinf()
         if begins and bool(hopeless.any()):
@@ -165,13 +175,13 @@ class Guide:
         after = torch.where(
             found.log_prob.isinf(), following.log_met_anew(states, rows.left), found.log_joint - found.log_prob
         )
-        opinion = torch.where(hopeless, -torch.inf, after.clamp(max=0) - before).to(torch.float32)
-        allowed = following.allowed(states, rows.left)
-        guided = torch.where(allowed, scores + opinion, -torch.inf)
-        unsettled = guided.isinf().all(1, keepdim=True)
+        # A token that leads nowhere has N = 0, and no chance had states begun anew: no mask is needed.
+        opinion = after.clamp_(max=0).sub_(torch.where(hopeless, torch.inf, before))
+        guided = opinion.to(torch.float32) + scores
+        unsettled = guided.amax(1, keepdim=True) == -torch.inf
         if bool(unsettled.any()):
-            guided = torch.where(unsettled & allowed, scores, guided)
-            stuck = guided.isinf().all(1)
+            guided = torch.where(unsettled & following.allowed(states, rows.left), scores, guided)
+            stuck = guided.amax(1) == -torch.inf
             if bool(stuck.any()):
                 row = going[int(stuck.nonzero()[0, 0])]
                 raise ValueError(
@@ -180,14 +190,14 @@ class Guide:
                 )
         return guided
 
-    def _continued(self, input_ids: Int[Tensor, "R T"]) -> _Rows | None:
+    def _continued(self, ids: Int[Tensor, "R T"]) -> _Rows | None:
         """The rows one token later; None where they do not go on from the last call's."""
         before, plan = self._rows, self._plan
-        if before is None or input_ids.shape != (before.ids.shape[0], before.ids.shape[1] + 1):
+        if before is None or ids.shape != (before.ids.shape[0], before.ids.shape[1] + 1):
             return None
         if all(state in plan.ended for state in before.states):
             return None
-        parents = self._parents(before.ids, input_ids[:, :-1])
+        parents = self._parents(before.ids, ids[:, :-1])
         if parents is None:
             return None
         if before.left == 1:
@@ -195,43 +205,40 @@ class Guide:
                 f"token {plan.steps + 1} is asked for, but max_new_tokens is {plan.steps}: give `generate` the same number, "
                 "or call reset() where a text becomes the next prompt"
             )
-        tokens: list[int] = input_ids[:, -1].tolist()
-        left = before.left - 1
-        states = self._next_states([before.states[parent] for parent in parents], tokens)
-        log_ahead = before.log_ahead[parents]
-        going = [row for row, state in enumerate(states) if self._goes_on(state, left)]
-        if going:
-            drawn = torch.tensor([tokens[row] for row in going], device=log_ahead.device)
-            log_ahead[going] = plan.following.log_ahead_after(log_ahead[going], drawn)
-        return _Rows(input_ids.clone(), log_ahead, states, left)
+        drawn = ids[:, -1]
+        states = self._next_states([before.states[parent] for parent in parents], drawn.tolist())
+        log_ahead = before.log_ahead if parents == list(range(len(parents))) else before.log_ahead[parents]
+        # Rows that have ended, or took a token that the HMM does not know, go along: nobody reads theirs.
+        known = drawn.clamp(max=self._tables.num_words - 1).to(log_ahead.device)
+        return _Rows(ids, plan.following.log_ahead_after(log_ahead, known), states, before.left - 1)
 
     def _parents(self, before: Int[Tensor, "R T"], now: Int[Tensor, "R T"]) -> list[int] | None:
         """For each row one of the last call's with the same tokens and the same constraint; beams come in any order."""
         num_rows = before.shape[0]
         if torch.equal(before, now):
             return list(range(num_rows))
-        group = torch.arange(num_rows, device=now.device) // self._rows_of_each(num_rows)
+        group = torch.arange(num_rows) // self._rows_of_each(num_rows)
         marked = torch.cat([torch.cat([group, group])[:, None], torch.cat([before, now])], dim=1)
         labels: list[int] = marked.unique(dim=0, return_inverse=True)[1].tolist()
         row_of = {label: row for row, label in enumerate(labels[:num_rows])}
         parents = [row_of.get(label) for label in labels[num_rows:]]
         return None if None in parents else [parent for parent in parents if parent is not None]
 
-    def _begun(self, input_ids: Int[Tensor, "R T"]) -> _Rows:
-        num_rows, num_positions = input_ids.shape
+    def _begun(self, ids: Int[Tensor, "R T"]) -> _Rows:
+        num_rows, num_positions = ids.shape
         states = [self._plan.start_of[self._constraint_of(row, num_rows)] for row in range(num_rows)]
         opening = self._plan.following.log_ahead(self._opening)
         log_ahead = opening.repeat(num_rows, 1)
         if self._read_prompt:
-            lengths = self._lengths(input_ids)
             # Beams and sequences of one prompt begin alike.
-            marked = torch.cat([torch.tensor(lengths, device=input_ids.device)[:, None], input_ids], dim=1)
+            marked = torch.cat([torch.tensor(self._lengths(ids))[:, None], ids], dim=1)
             distinct, which = marked.unique(dim=0, return_inverse=True)
-            for number, (length, *ids) in enumerate(distinct.tolist()):
+            for number, (length, *prompt) in enumerate(distinct.tolist()):
                 if length:
-                    rows = (which == number).nonzero()[:, 0].to(log_ahead.device)
-                    log_ahead[rows] = self._after_prompt(ids[num_positions - length :], int(rows[0]))
-        return _Rows(input_ids.clone(), log_ahead, states, self._plan.steps)
+                    rows = (which == number).nonzero()[:, 0]
+                    read = self._after_prompt(prompt[num_positions - length :], int(rows[0]))
+                    log_ahead[rows.to(log_ahead.device)] = read
+        return _Rows(ids, log_ahead, states, self._plan.steps)
 
     def _after_prompt(self, ids: list[int], row: int) -> Float[Tensor, "1 Z"]:
         tables, num_words = self._tables, self._tables.num_words
@@ -250,22 +257,22 @@ class Guide:
             )
         return self._plan.following.log_ahead(scored.belief)
 
-    def _lengths(self, input_ids: Int[Tensor, "R T"]) -> list[int]:
+    def _lengths(self, ids: Int[Tensor, "R T"]) -> list[int]:
         """The tokens of each row without its padding on the left."""
-        num_rows, num_positions = input_ids.shape
+        num_rows, num_positions = ids.shape
         given = self._prompt_lengths
         if given is None:
             if self._pad_id is None:
                 return [num_positions] * num_rows
-            padding: list[int] = (input_ids == self._pad_id).long().cumprod(1).sum(1).tolist()
+            padding: list[int] = (ids == self._pad_id).long().cumprod(1).sum(1).tolist()
             return [num_positions - pads for pads in padding]
         fits = len(given) and num_rows % len(given) == 0 and all(0 <= length <= num_positions for length in given)
-        if not fits or (self._prompts is not None and not torch.equal(self._prompts, input_ids)):
+        if not fits or (self._prompts is not None and not torch.equal(self._prompts, ids)):
             raise ValueError(
                 f"prompt_lengths are {given}, but the batch has {num_rows} rows of {num_positions} tokens, or others than "
                 "before: give one length a prompt, and call reset(prompt_lengths=...) for new prompts"
             )
-        self._prompts = input_ids.clone()
+        self._prompts = ids
         return [length for length in given for _ in range(num_rows // len(given))]
 
     def _rows_of_each(self, num_rows: int) -> int:

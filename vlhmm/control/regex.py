@@ -27,10 +27,17 @@ from vlhmm.control.utf8 import over_bytes
 
 _CODE_POINTS: Final = 0x110000
 
+MAX_DEPTH: Final = 100
+"""Groups may be nested so deep: Python's parser calls itself for each, and how far it gets depends on its version."""
+_PARENTHESES: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|[()]", re.DOTALL)
+"""Those that open and close groups, and the escapes and sets that others may hide in."""
+
 _REMEDY: Final = "rewrite it without, or combine constraints with &, | and ~"
 _UNSUPPORTED: Final = {
     _constants.ASSERT: "look-around",
     _constants.ASSERT_NOT: "look-around",
+    # What (?!) becomes in newer versions of Python.
+    _constants.FAILURE: "look-around",
     _constants.GROUPREF: "a reference to a group",
     _constants.GROUPREF_EXISTS: "a reference to a group",
     _constants.ATOMIC_GROUP: "an atomic group",
@@ -159,6 +166,12 @@ class _Nfa:
 
 def _parsed(pattern: str) -> _Nfa:
     """An NFA from node 0 to node 1."""
+    depth = _depth(pattern)
+    if depth > MAX_DEPTH:
+        raise ValueError(
+            f"groups are nested {depth} deep in a pattern of {len(pattern)} characters, at most {MAX_DEPTH} are allowed; "
+            "take away groups that change nothing"
+        )
     nfa = _Nfa(pattern)
     begin, end = nfa.node(), nfa.node()
     try:
@@ -172,6 +185,15 @@ def _parsed(pattern: str) -> _Nfa:
     except (OverflowError, RecursionError) as error:
         raise ValueError(f"a pattern of {len(pattern)} characters is too large ({error}); make it smaller") from None
     return nfa
+
+
+def _depth(pattern: str) -> int:
+    """How deep groups are nested; parentheses in comments count too."""
+    depth = deepest = 0
+    for found in _PARENTHESES.finditer(pattern):
+        depth += (found[0] == "(") - (found[0] == ")")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _class_pattern(operation: Any, argument: Any) -> str:
