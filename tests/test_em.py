@@ -1,6 +1,7 @@
 """Baum-Welch over a corpus."""
 
 import itertools
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from tiny import tiny_corpus, tiny_model
 import vlhmm
 from vlhmm.cluster import one_block
 from vlhmm.em import EMSettings, em, em_training
+from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.models import scalar_hmm
-from vlhmm.train import StepEvent
+from vlhmm.train import VALID_STREAMS, CheckEvent, StepEvent, Stopped
 
 QUICK = EMSettings(iterations=8, batch_size=8, window=16)
 
@@ -27,8 +29,14 @@ def scalar(corpus: vlhmm.Corpus) -> vlhmm.Model:
 
 
 def losses(corpus: vlhmm.Corpus, settings: EMSettings) -> list[float]:
-    events = em_training(scalar(corpus), corpus, settings)
-    return [event.loss for event in events if isinstance(event, StepEvent)]
+    """Of each pass: that of its last batch's event."""
+    passes, loss = [], 0.0
+    for event in em_training(scalar(corpus), corpus, settings):
+        if isinstance(event, StepEvent):
+            loss = event.loss
+        if isinstance(event, CheckEvent):
+            passes.append(loss)
+    return passes
 
 
 def test_the_likelihood_never_falls_under_full_batches(corpus: vlhmm.Corpus) -> None:
@@ -53,6 +61,31 @@ def test_a_resumed_run_ends_with_the_same_bits(corpus: vlhmm.Corpus, tmp_path: P
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert vlhmm.load(tmp_path / "parts").perplexity(corpus.valid) < corpus.tokenizer.vocab_size
+
+
+def test_a_run_ends_with_its_best_tables(corpus: vlhmm.Corpus) -> None:
+    model = scalar(corpus)
+    # Large steps after few tokens: validation goes up and down.
+    stopped = em(model, corpus, EMSettings(iterations=5, batch_size=4, window=16, batches_per_step=1, rate=0.9))
+    perplexity = evaluate(HMMScorer(model.tables().detach()), corpus.valid, streams=VALID_STREAMS).perplexity
+    assert perplexity == pytest.approx(stopped.best_perplexity, rel=1e-6)
+
+
+def test_an_unfinished_pass_is_made_again(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    settings = EMSettings(iterations=3, batch_size=8, window=16, batches_per_step=2)
+    whole = scalar(corpus)
+    num_steps = em(whole, corpus, settings).num_steps
+    events = em_training(scalar(corpus), corpus, settings, out=tmp_path / "run")
+    for event in events:
+        if isinstance(event, StepEvent) and event.step == num_steps // 3 + 2:
+            signal.raise_signal(signal.SIGTERM)
+        last = event
+    assert isinstance(last, Stopped)
+    assert (last.reason, last.step) == ("interrupted", num_steps // 3)
+    resumed = scalar(corpus)
+    em(resumed, corpus, settings, out=tmp_path / "run", resume=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
 
 
 def test_only_free_tables_can_be_counted(corpus: vlhmm.Corpus) -> None:

@@ -11,8 +11,15 @@ _ONE_AT_A_TIME = threading.Lock()
 _OF_THIS_THREAD = threading.local()
 
 
-def captured(work: Callable[[], None], generator: torch.Generator | None = None) -> torch.cuda.CUDAGraph:
+def captured(
+    work: Callable[[], None],
+    generator: torch.Generator | None = None,
+    *,
+    in_memory_of: torch.cuda.CUDAGraph | None = None,
+) -> torch.cuda.CUDAGraph:
     """A graph that does `work`, which must neither wait for the device nor change its shapes; `generator` is drawn from.
+
+    `in_memory_of`: another graph that never runs at the same time, and that leaves nothing in its memory to be read later.
 
     A thread captures on a stream of its own: the matrix library keeps one workspace a stream, and two graphs that share one
     spoil each other's products when they run side by side.
@@ -25,6 +32,7 @@ def captured(work: Callable[[], None], generator: torch.Generator | None = None)
     with _ONE_AT_A_TIME:
         torch.cuda.synchronize()
         # What other threads do meanwhile does not go into the graph and is no reason to refuse it.
-        with torch.cuda.graph(graph, stream=_OF_THIS_THREAD.stream, capture_error_mode="thread_local"):
+        pool = None if in_memory_of is None else in_memory_of.pool()
+        with torch.cuda.graph(graph, pool, stream=_OF_THIS_THREAD.stream, capture_error_mode="thread_local"):
             work()
     return graph

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from vlhmm._version import __version__
 from vlhmm.checkpoint import save_model
@@ -20,9 +20,11 @@ from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.inference.fit import maximized, mixed, total_counts
 from vlhmm.inference.gather import Batch
+from vlhmm.inference.posterior import Counts
 from vlhmm.models import Model
 from vlhmm.run_folder import RunFolder
 from vlhmm.settings import settings_from
+from vlhmm.step import part_of
 from vlhmm.tables import Tables
 from vlhmm.train import VALID_STREAMS, CheckEvent, DivergedError, Event, StepEvent, Stopped, stop_signals
 
@@ -63,7 +65,7 @@ def em(
     max_seconds: float | None = None,
     **changes: Any,
 ) -> Stopped:
-    """Trains a scalar `model` in place by Baum-Welch; the arguments are those of `train`."""
+    """Trains a scalar `model` in place by Baum-Welch and leaves it with its best tables; the arguments are those of `train`."""
     settings = settings_from(EMSettings, {**asdict(settings or EMSettings()), **changes})
     for event in em_training(model, corpus, settings, out=out, resume=resume, max_seconds=max_seconds):
         if isinstance(event, Stopped):
@@ -80,7 +82,8 @@ def em_training(
     resume: bool = False,
     max_seconds: float | None = None,
 ) -> Iterator[Event]:
-    """The passes of Baum-Welch, an event at a time; the last one is `Stopped`."""
+    """The passes of Baum-Welch, an event at a time: a step is a batch counted, its loss that of the pass so far; a check ends
+    each pass. The last event is `Stopped`."""
     if model.settings.parameterization != "scalar":
         raise ValueError(
             f"Baum-Welch needs free tables, but the model is {model.settings.parameterization!r}: use scalar_hmm, or train"
@@ -93,7 +96,9 @@ def em_training(
         "em": asdict(settings),
     }
     begun = time.monotonic()
-    best_perplexity, first = math.inf, 0
+    num_steps, batch_tokens = em_steps(settings, corpus), settings.batch_size * settings.window
+    num_batches = num_steps // settings.iterations
+    best_perplexity, best_state, done = math.inf, _copied(model), 0
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
         stop_asked = stack.enter_context(stop_signals())
@@ -101,36 +106,54 @@ def em_training(
             tensors, values = saved
             if values["about"] != about:
                 raise ValueError("the run was begun with other settings or another text: resume it with the same ones")
-            model.load_state_dict(tensors)
-            best_perplexity, first = values["best_perplexity"], values["iteration"]
-            folder.cut_log(first)
+            model.load_state_dict(part_of(tensors, "model."))
+            best_state = part_of(tensors, "best.")
+            best_perplexity, done = values["best_perplexity"], values["iteration"]
+            folder.cut_log(done * num_batches)
         reason: Literal["finished", "time", "interrupted"] = "finished"
-        num_windows = _epoch(corpus, settings, 0).num_windows
-        iteration = first
-        for iteration in range(first + 1, settings.iterations + 1):
-            log_prob = _one_pass(model, corpus, settings, iteration)
-            tokens = iteration * num_windows * settings.batch_size * settings.window
-            loss = -log_prob / (num_windows * settings.batch_size * settings.window)
+        while done < settings.iterations and reason == "finished":
+            step, loss = done * num_batches, math.nan
+            for number, loss in enumerate(_one_pass(model, corpus, settings, done + 1), 1):
+                step = done * num_batches + number
+                yield StepEvent(step, num_steps, loss, step * batch_tokens)
+                if stop_asked.is_set():
+                    break
             if not math.isfinite(loss):
-                raise DivergedError(f"Baum-Welch broke down in iteration {iteration}: the loss is {loss}")
-            yield StepEvent(iteration, settings.iterations, loss, tokens)
-            scorer = HMMScorer(model.tables().detach())
-            perplexity = evaluate(scorer, corpus.valid, streams=VALID_STREAMS).perplexity
+                raise DivergedError(f"Baum-Welch broke down in iteration {done + 1}: the loss is {loss}")
+            if step < (done + 1) * num_batches or stop_asked.is_set():
+                # A pass that was not finished is made again when the run goes on.
+                reason = "interrupted"
+                break
+            done += 1
+            perplexity = evaluate(HMMScorer(model.tables().detach()), corpus.valid, streams=VALID_STREAMS).perplexity
             improved = perplexity < best_perplexity
-            best_perplexity = min(perplexity, best_perplexity)
-            check = CheckEvent(iteration, settings.iterations, tokens, perplexity, best_perplexity, improved)
+            if improved:
+                best_perplexity, best_state = perplexity, _copied(model)
+            check = CheckEvent(step, num_steps, step * batch_tokens, perplexity, best_perplexity, improved)
             yield check
             if folder is not None:
                 if improved:
                     save_model(folder.path, model, corpus.tokenizer, about)
-                values = {"iteration": iteration, "best_perplexity": best_perplexity, "about": about}
-                folder.save_state(model.state_dict(), values)
-                folder.log({"kind": "step", "step": iteration, "tokens": tokens, "perplexity": math.exp(loss)})
+                tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+                tensors |= {f"best.{name}": value for name, value in best_state.items()}
+                folder.save_state(tensors, {"iteration": done, "best_perplexity": best_perplexity, "about": about})
+                folder.log({"kind": "step", "step": step, "tokens": step * batch_tokens, "perplexity": math.exp(loss)})
                 folder.log({"kind": "check", "seconds": round(time.monotonic() - begun, 3), **asdict(check)})
-            if stop_asked.is_set() or (max_seconds is not None and time.monotonic() - begun >= max_seconds):
-                reason = "interrupted" if stop_asked.is_set() else "time"
-                break
-        yield Stopped(reason, iteration, settings.iterations, best_perplexity, time.monotonic() - begun)
+            if stop_asked.is_set():
+                reason = "interrupted"
+            elif max_seconds is not None and time.monotonic() - begun >= max_seconds and done < settings.iterations:
+                reason = "time"
+        model.load_state_dict(best_state)
+        yield Stopped(reason, done * num_batches, num_steps, best_perplexity, time.monotonic() - begun)
+
+
+def em_steps(settings: EMSettings, corpus: Corpus) -> int:
+    """Batches that are counted in all passes."""
+    return settings.iterations * _epoch(corpus, settings, 0).num_windows
+
+
+def _copied(model: Model) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def _epoch(corpus: Corpus, settings: EMSettings, number: int) -> Epoch:
@@ -139,30 +162,26 @@ def _epoch(corpus: Corpus, settings: EMSettings, number: int) -> Epoch:
     return epoch
 
 
-def _one_pass(model: Model, corpus: Corpus, settings: EMSettings, iteration: int) -> float:
-    """One pass over the text; log p of its windows, each under the tables it was counted with."""
+def _one_pass(model: Model, corpus: Corpus, settings: EMSettings, iteration: int) -> Iterator[float]:
+    """One pass over the text; after every batch the loss so far, of each batch under the tables it was counted with."""
     device = model.group_of_word.device
     # Full-batch Baum-Welch sees the same windows in every pass: only then can its likelihood never fall.
-    windows = _epoch(corpus, settings, iteration if settings.batches_per_step else 0).windows()
-    batches = (
-        (
-            range(number * settings.batch_size, (number + 1) * settings.batch_size),
-            Batch(tokens.to(device), torch.full((tokens.shape[0],), tokens.shape[1], device=device)),
-        )
-        for number, tokens in enumerate(windows)
-    )
-    if not settings.batches_per_step:
-        tables = model.tables().detach()
-        counts, log_prob = total_counts(tables, batches)
-        _set_tables(model, maximized(counts, tables, settings.pseudocount))
-        return log_prob
+    epoch = _epoch(corpus, settings, iteration if settings.batches_per_step else 0)
+    per_step = settings.batches_per_step or epoch.num_windows
+    tables = model.tables().detach()
+    counts: Counts | None = None
     log_prob = 0.0
-    while some := list(islice(batches, settings.batches_per_step)):
-        tables = model.tables().detach()
-        counts, part = total_counts(tables, some)
-        _set_tables(model, mixed(maximized(counts, tables, settings.pseudocount), tables, settings.rate))
-        log_prob += part
-    return log_prob
+    for number, tokens in enumerate(epoch.windows(), 1):
+        first = (number - 1) * settings.batch_size
+        batch = Batch(tokens.to(device), torch.full((tokens.shape[0],), tokens.shape[1], device=device))
+        part, part_log_prob = total_counts(tables, [(range(first, first + settings.batch_size), batch)])
+        counts = part if counts is None else counts + part
+        log_prob += part_log_prob
+        if number % per_step == 0 or number == epoch.num_windows:
+            new = maximized(counts, tables, settings.pseudocount)
+            _set_tables(model, mixed(new, tables, settings.rate) if settings.batches_per_step else new)
+            tables, counts = model.tables().detach(), None
+        yield -log_prob / (number * settings.batch_size * settings.window)
 
 
 @torch.no_grad()

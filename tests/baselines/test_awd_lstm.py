@@ -32,7 +32,8 @@ def test_weights_are_dropped_within_and_whole_after() -> None:
     with model.dropped_weights(torch.Generator().manual_seed(0)):
         dropped = [weight == 0 for weight in weights]
         for weight, whole, zero in zip(weights, before, dropped, strict=True):
-            assert 0.1 < float(zero.float().mean()) < 0.3
+            # Units that only fill up have no weights to drop.
+            assert 0.1 < float(zero[whole != 0].float().mean()) < 0.3
             torch.testing.assert_close(weight[~zero].detach(), whole[~zero] / 0.8)
         model(tokens, model.start_state(3), None).token_log_probs.sum().backward()
     for weight, whole, zero in zip(weights, before, dropped, strict=True):
@@ -40,6 +41,43 @@ def test_weights_are_dropped_within_and_whole_after() -> None:
         assert weight.grad is not None
         assert not weight.grad[zero].any()
         assert bool(weight.grad[~zero].any())
+
+
+def test_units_that_fill_up_change_nothing_and_stay_nothing() -> None:
+    model, tokens = small_awd(), random_tokens(9, 8, 12)
+    num_units = SMALL.hidden_dim
+    assert model.lstms[0].hidden_size == 16 > num_units == 14
+    # The same network without them.
+    plain = [torch.nn.LSTM(10, 14, batch_first=True), torch.nn.LSTM(14, 10, batch_first=True)]
+    for number, (theirs, ours) in enumerate(zip(plain, model.lstms, strict=True)):
+        theirs.double()
+        units, inputs = theirs.hidden_size, theirs.input_size
+        for name, parameter in theirs.named_parameters():
+            padded = ours.get_parameter(name).detach().view(4, -1, *ours.get_parameter(name).shape[1:])
+            kept_part = (
+                padded[:, :units, : inputs if "ih" in name else units] if "weight" in name else padded[:, :units]
+            )
+            parameter.data = kept_part.reshape(parameter.shape).clone()
+            bound = (14, 10)[number] ** -0.5
+            assert 0.5 * bound < float(parameter.detach().abs().max()) <= bound
+    model.settings = replace(
+        SMALL, embedding_dropout=0.0, input_dropout=0.0, hidden_dropout=0.0, output_dropout=0.0, weight_dropout=0.0
+    )
+    words = torch.cat([torch.full((8, 1), -1), tokens[:, :-1]], dim=1)
+    values = torch.nn.functional.embedding(words.clamp(min=0), model.embedding) * (words >= 0)[..., None]
+    for layer in plain:
+        values = layer(values)[0]
+    logits = values @ model.embedding.T + model.bias
+    expected = logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+    torch.testing.assert_close(model(tokens, model.start_state(8), None).token_log_probs, expected)
+    real = sum(parameter.numel() for layer in plain for parameter in layer.parameters())
+    assert model.num_parameters == real + model.embedding.numel() + model.bias.numel()
+    step = AveragedSGDStep(model, seed=0)
+    for seed in range(3):
+        step(random_tokens(9, 8, 12, seed=seed), seed == 0)
+    for layer in model.lstms:
+        for name, parameter in layer.named_parameters():
+            assert not parameter[~model._real_parts()[f"layers.{model.lstms.index(layer)}.{name}"]].any()
 
 
 def test_the_gradient_through_dropped_weights_is_the_chain_rule() -> None:

@@ -167,12 +167,15 @@ def test_every_baseline_learns_on_a_gpu(corpus: vlhmm.Corpus, name: str) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["lstm", "hmm", "hmm-gate", "hmm-rnn"])
+@pytest.mark.parametrize("name", ["lstm", "awd-lstm", "hmm", "hmm-gate", "hmm-rnn"])
 def test_a_graph_computes_what_single_kernels_do(corpus: vlhmm.Corpus, name: str) -> None:
     results = []
     for graphs in (False, True):
         settings = replace(KINDS[name], graphs=graphs, epochs=1)  # type: ignore[call-arg]
         if isinstance(settings, LSTMSettings):
             settings = replace(settings, dropout=0.0)
+        if isinstance(settings, AWDLSTMSettings):
+            still = dict.fromkeys(("embedding_dropout", "input_dropout", "hidden_dropout", "output_dropout"), 0.0)
+            settings = replace(settings, **still, weight_dropout=0.0, epochs=3)
         results.append(trained(settings, corpus, device="cuda").best_valid)
     assert results[1] == pytest.approx(results[0], rel=1e-3)

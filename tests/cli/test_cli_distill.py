@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cli_helpers import Run, start_process
+from cli_helpers import Run, start_process, write_text
 from tiny_teacher import write_tiny_teacher
 
 pytest.importorskip("transformers")
@@ -55,6 +55,42 @@ def test_samples_serve_several_models(run: Run, teacher_dir: Path, tmp_path: Pat
     assert plain.status == 0, plain.err
 
 
+def test_states_may_be_given_by_the_teachers_vectors(run: Run, teacher_dir: Path) -> None:
+    ran = run("distill", teacher_dir, "--out", "lvd", *SMALL, "--lvd", "--compare", "--json")
+    assert ran.status == 0, ran.err
+    assert "12 states from the vectors of" in ran.err
+    for figures in (ran.json["held_out"], ran.json["plain"]["held_out"]):
+        assert figures["teacher"] < figures["hmm"] < figures["unigram"]
+    # Once p(x, z) is over, the run is like any other.
+    assert run("train", "--out", "lvd", "--resume").status == 0
+
+
+def test_a_text_is_read_by_a_teacher(run: Run, teacher_dir: Path, tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt", 120)
+    small = [*("--states", 6, "--device", "cpu", "--set", "epochs=2", "--set", "batch_size=4", "--set", "dim=8")]
+    small += ["--set", "window=16"]
+    ran = run("distill", "--text", "text.txt", "--teacher-tokens", 2000, "--out", "own", *small, "--compare")
+    assert ran.status == 0, ran.err
+    assert "HMM, no states given" in ran.out
+    assert "Kneser-Ney" in ran.out
+    again = run("distill", "--text", "text.txt", "--teacher-tokens", 2000, "--out", "own", *small, "--json")
+    assert again.status == 0, again.err
+    assert again.json["perplexity"]["HMM"]["test"] < again.json["perplexity"]["unigram"]["test"]
+    # The teacher that was trained can be named, and so can one of transformers, whose tokens the HMM then has.
+    named = run("distill", tmp_path / "own" / "teacher", "--text", "text.txt", "--out", "named", *small, "--json")
+    assert named.json["perplexity"] == again.json["perplexity"]
+    other = run("distill", teacher_dir, "--text", "text.txt", "--out", "other", *small)
+    assert other.status == 0, other.err
+    assert "313 words" in other.err
+
+
+def test_a_prepared_text_has_the_teachers_tokens(run: Run, teacher_dir: Path, tmp_path: Path) -> None:
+    write_text(tmp_path / "text.txt", 120)
+    assert run("prepare", "text.txt", "--out", "words").status == 0
+    refused = run("distill", teacher_dir, "--text", "words", "--out", "a", "--device", "cpu").error
+    assert "and they differ: prepare the text with the teacher's own tokenizer" in refused
+
+
 def test_errors_are_one_line(run: Run, teacher_dir: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
@@ -64,6 +100,17 @@ def test_errors_are_one_line(run: Run, teacher_dir: Path, tmp_path: Path) -> Non
     assert "leave 90 for training" in run("distill", teacher_dir, "--out", "c", *SMALL, "--tokens", 100).error
     assert "not .gguf" in run("distill", empty, "--out", "d", *SMALL).error
     assert "states_per_block is 0" in run("distill", teacher_dir, "--out", "e", *SMALL, "--states", 0).error
+    assert "no TEACHER" in run("distill", "--out", "e", *SMALL).error
+    assert "name that by --text" in run("distill", teacher_dir, "--out", "e", "--teacher-tokens", 10).error
+    assert "needs one teacher" in run("distill", "--text", empty, "--out", "e").error
+    assert "`vlhmm train`" in run("distill", teacher_dir, "--text", empty, "--no-lvd", "--out", "e").error
+    write_text(tmp_path / "short.txt", 40)
+    short = run("distill", "--text", "short.txt", "--teacher-tokens", 1000, "--out", "e", "--device", "cpu")
+    assert "needs 12,800" in short.error
+    assert not (tmp_path / "e").exists()
+    assert "are for --lvd" in run("distill", teacher_dir, "--out", "e", *SMALL, "--compare").error
+    few = run("distill", teacher_dir, "--out", "e", *SMALL, "--lvd", "--cluster-tokens", 12)
+    assert "cannot make 12 clusters" in few.error
 
 
 def test_a_second_process_cannot_draw_into_the_same_folder(teacher_dir: Path, tmp_path: Path, run: Run) -> None:

@@ -32,6 +32,23 @@ SMALL = {
     "out_scale": 1,
     "precision": "highest",
     "initialisation": "paper",
+    "decoder_layers": 2,
+    "decoder_heads": 1,
+    "decoder_kv_heads": 0,
+    "decoder_hidden": 32,
+    "rope_theta": 10_000,
+    # Language models of others are not here.
+    "teacher.name": "decoder",
+    "teacher.tokens": 100,
+    "teacher.dim": 8,
+    "teacher.layers": 2,
+    "teacher.heads": 1,
+    "lvd.cluster_tokens": 200,
+    "lvd.joint_tokens": 200,
+    "lvd.pca": 0,
+    "em.iterations": 1,
+    "em.batch_size": 8,
+    "em.window": 16,
 }
 """Rows that differ in size alone become one, and are run once."""
 
@@ -60,9 +77,13 @@ def small_options(file: Path, text: Path, results: Path) -> list[object]:
     from vlhmm.experiments.row_settings import knows
     from vlhmm.experiments.table_file import read_table
 
-    rows = read_table(file).rows
+    table = read_table(file)
+    rows = table.rows
     # A hundredth of the text must fill a window.
     small = SMALL if all(row.train_fraction == 1 for row in rows) else SMALL | {"batch_size": 1}
+    if table.best_first:
+        # Fewer combinations.
+        small = small | {"layer_norm": "false", "embeddings": "tied"}
     known = {name: value for name, value in small.items() if any(knows(row.settings, name) for row in rows)}
     changes = [word for name, value in known.items() for word in ("--set", f"{name}={value}")]
     return [file, "--corpus", text, *changes, "--results", results]
@@ -71,13 +92,15 @@ def small_options(file: Path, text: Path, results: Path) -> list[object]:
 @pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
 def test_every_shipped_table_runs_on_a_small_text(run: Run, text: Path, results: Path, file: Path) -> None:
     options = small_options(file, text, results)
-    shown = run("table", "run", *options, "--runs", results / "runs", "--device", "cpu")
+    # One seed, and two where the table speaks of how far apart they are.
+    wanted = ["--seed", 1, "--seed", 2] if '_spread"]' in file.read_text() else ["--seed", 1]
+    shown = run("table", "run", *options, *wanted, "--runs", results / "runs", "--device", "cpu")
     assert shown.status == 0, shown.err
     answer = run("table", "show", *options, "--json").json
     assert all(row["status"] != "not run" for row in answer["rows"])
     assert all(claim["outcome"] != "not run" for claim in answer["claims"])
     assert "not run" not in shown.out
-    again = run("table", "run", *options, "--runs", results / "runs", "--device", "cpu", "--json")
+    again = run("table", "run", *options, *wanted, "--runs", results / "runs", "--device", "cpu", "--json")
     assert again.json == []
 
 
@@ -86,6 +109,41 @@ def test_rows_side_by_side_end_as_results(run: Run, text: Path, tmp_path: Path) 
     shown = run("table", "run", *options, "--runs", tmp_path / "runs", "--device", "cpu", "--jobs", 2)
     assert shown.status == 0, shown.err
     assert "not run" not in shown.out
+
+
+def test_rows_that_are_not_timed_end_with_their_results_side_by_side(run: Run, text: Path, tmp_path: Path) -> None:
+    folder = EXPERIMENTS / "lee2025"
+    options = [*small_options(folder / "figure8.toml", text, tmp_path), folder / "restarts.toml"]
+    places = ("--runs", tmp_path / "runs", "--device", "cpu", "--seed", 1)
+    made = run("table", "run", *options, *places, "--jobs", 2, "--json").json
+    # Both tables have a row without a teacher and one with 10M tokens of p(x, z): here all of those are one.
+    assert sorted({result["row"] for result in made}) == sorted(result["row"] for result in made)
+    assert run("table", "run", *options, *places, "--json").json == []
+    for file in ("figure8", "restarts"):
+        shown = run("table", "show", folder / f"{file}.toml", *options[1:-1], "--json")
+        assert all(row["status"] == "finished" for row in shown.json["rows"])
+
+
+def test_rates_are_tried_before_rows_are_run(run: Run, text: Path) -> None:
+    Path("rates.toml").write_text(
+        f'title = "Rates"\ncorpus = "{text}"\ncolumns = ["valid"]\nwindows = 16\ntimings = false\nseeds = [3, 4]\n'
+        'rate_tokens = 500\npreset = "lee2025-scalar"\n'
+        "changes = { states_per_block = 4, batch_size = 8, window = 16, checks_per_epoch = 1 }\n"
+        '[[rows]]\nname = "HMM"\nrates = [0.001, 0.5]\n'
+    )
+    done = run("table", "run", "rates.toml", "--json", "--device", "cpu").json
+    assert [(one["row"], one["seed"]) for one in done] == [
+        ("HMM, rate 0.001", 3),
+        ("HMM, rate 0.5", 3),
+        ("HMM", 3),
+        ("HMM", 4),
+    ]
+    best = min(done[:2], key=lambda one: one["measured"]["valid"])["settings"]["train"]["learning_rate"]
+    assert done[2]["settings"]["train"]["learning_rate"] == best
+    assert f"HMM {best:g} of 0.001, 0.5" in " ".join(run("table", "show", "rates.toml").out.split())
+    (row,) = run("table", "show", "rates.toml", "--json").json["rows"]
+    assert (row["learning_rate"], row["rates"], row["seeds"]) == (best, [0.001, 0.5], [3, 4])
+    assert done[3]["command"] == "vlhmm table run rates.toml --row HMM --seed 4"
 
 
 def test_show_says_what_was_not_run(run: Run) -> None:
@@ -146,6 +204,14 @@ def test_bad_requests_are_refused(run: Run, options: tuple[str, ...], message: s
     assert not Path("r").exists()
 
 
-@pytest.mark.parametrize("command", ["run", "show", "list"])
+def test_claims_of_all_tables_are_listed_with_their_outcomes(run: Run) -> None:
+    judged = run("table", "claims", EXPERIMENTS / "lee2025", "--json").json
+    assert {claim["outcome"] for claim in judged} <= {"supported", "contradicted", "not run"}
+    assert {"table1", "table4", "figure8"} <= {Path(claim["file"]).stem for claim in judged}
+    last = run("table", "claims", EXPERIMENTS / "lee2025").out.splitlines()[-1]
+    assert sum(int(part.split()[0]) for part in last.split(", ")) == len(judged)
+
+
+@pytest.mark.parametrize("command", ["run", "show", "list", "claims"])
 def test_help_shows_examples(run: Run, command: str) -> None:
     assert f"vlhmm table {command}" in run("table", command, "--help").out.split("Example")[1]

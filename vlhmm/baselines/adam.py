@@ -29,8 +29,6 @@ class AdamStep:
         self.parameters = list(model.parameters())
         self.device = self.parameters[0].device
         on_gpu = self.device.type == "cuda"
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             # A captured update reads its rate from memory.
@@ -59,7 +57,7 @@ class AdamStep:
 
     def __call__(self, tokens: Int[Tensor, "B T"], fresh: bool) -> None:
         """One step on a window; `fresh`: nothing comes before it."""
-        self._tokens.copy_(tokens, non_blocking=True)
+        self._tokens.copy_(in_reach(tokens, self.device), non_blocking=True)
         if fresh:
             self._carry(self._start)
         for group in self.optimizer.param_groups:
@@ -79,9 +77,8 @@ class AdamStep:
     def _step(self) -> None:
         scored = self.model(self._tokens, self._state, self.noise)
         loss = -scored.token_log_probs.mean()
-        for parameter in self.parameters:
-            assert parameter.grad is not None
-            parameter.grad.zero_()
+        # A gradient that is not added to another needs neither zeros before nor a sum after.
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
         self.optimizer.step()
@@ -117,6 +114,11 @@ class AdamStep:
         self.model.load_state_dict(part_of(tensors, "model."))
         restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
         self.plateau = replace(self.plateau, **values["plateau"])
+
+
+def in_reach(tokens: Int[Tensor, "B T"], device: torch.device) -> Int[Tensor, "B T"]:
+    """From memory that can be swapped out the copy to a GPU would wait for the step before."""
+    return tokens.pin_memory() if device.type == "cuda" and not tokens.is_cuda else tokens
 
 
 @contextmanager

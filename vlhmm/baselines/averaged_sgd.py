@@ -5,19 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.baselines.adam import tf32_products
+from vlhmm.baselines.adam import in_reach, tf32_products
 from vlhmm.baselines.awd_lstm import AWDLSTM
+from vlhmm.baselines.layers import State
+from vlhmm.capture import captured
 from vlhmm.step import part_of
 
 
+@dataclass
+class _Window:
+    """What windows of one length share."""
+
+    tokens: Int[Tensor, "B T"]
+    graph: torch.cuda.CUDAGraph | None = None
+
+
 class AveragedSGDStep:
-    """The model with everything that changes at every step."""
+    """The model with everything that changes at every step; on a GPU a CUDA graph for every length of a window."""
 
     def __init__(self, model: AWDLSTM, seed: int) -> None:
         self.model, self.settings = model, model.settings
@@ -28,7 +39,12 @@ class AveragedSGDStep:
         self.noise = torch.Generator(self.device).manual_seed(seed)
         self.loss = torch.zeros((), device=self.device)
         """Of the last step, in nats per token, without the penalties."""
-        self._state = model.start_state(settings.batch_size)
+        self._start = model.start_state(settings.batch_size)
+        self._state = tuple(value.clone() for value in self._start)
+        self._windows: dict[int, _Window] = {}
+        """Of each length that was met."""
+        self._first_graph: torch.cuda.CUDAGraph | None = None
+        """The others use its memory: only one runs at a time."""
         self.valid_losses: list[float] = []
         self.averages: list[Tensor] | None = None
         """Of all weights since averaging began."""
@@ -36,23 +52,47 @@ class AveragedSGDStep:
 
     def __call__(self, tokens: Int[Tensor, "B T"], fresh: bool) -> None:
         """One step on a window; `fresh`: nothing comes before it."""
-        state = self.model.start_state(tokens.shape[0]) if fresh else self._state
-        tokens = tokens.to(self.device, non_blocking=True)
-        self.optimizer.zero_grad(set_to_none=True)
+        if fresh:
+            self._carry(self._start)
+        length = tokens.shape[1]
+        # What a length needs first, kernels and plans, is loaded outside of any graph.
+        met_before = length in self._windows
+        if not met_before:
+            self._windows[length] = _Window(torch.empty(tokens.shape, dtype=torch.int64, device=self.device))
+        window = self._windows[length]
+        window.tokens.copy_(in_reach(tokens, self.device), non_blocking=True)
         with tf32_products():
-            with self.model.dropped_weights(self.noise):
-                scored = self.model(tokens, state, self.noise)
-                loss = -scored.token_log_probs.mean()
-                (loss + scored.penalty).backward()
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
+            if self.device.type == "cuda" and self.settings.graphs and met_before:
+                self._graph(window).replay()
+            else:
+                self._step(window.tokens)
+        self._average()
+
+    def _graph(self, window: _Window) -> torch.cuda.CUDAGraph:
+        if window.graph is None:
+            window.graph = captured(lambda: self._step(window.tokens), self.noise, in_memory_of=self._first_graph)
+            self._first_graph = self._first_graph or window.graph
+        return window.graph
+
+    def _step(self, tokens: Int[Tensor, "B T"]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.model.dropped_weights(self.noise):
+            scored = self.model(tokens, self._state, self.noise)
+            loss = -scored.token_log_probs.mean()
+            (loss + scored.penalty).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
         # A window's loss is a mean: without this, words of short windows would count for more.
         rate = self.settings.learning_rate * tokens.shape[1] / self.settings.window
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        self._average()
-        self.loss = loss.detach()
-        self._state = tuple(value.detach() for value in scored.state)
+        self.loss.copy_(loss.detach())
+        self._carry(scored.state)
+
+    @torch.no_grad()
+    def _carry(self, state: State) -> None:
+        for buffer, value in zip(self._state, state, strict=True):
+            buffer.copy_(value)
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -103,7 +143,7 @@ class AveragedSGDStep:
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         self.noise.set_state(tensors["noise"])
-        self._state = tuple(tensors[f"carried.{index}"].to(before.device) for index, before in enumerate(self._state))
+        self._carry(tuple(tensors[f"carried.{index}"] for index in range(len(self._state))))
         self.model.load_state_dict(part_of(tensors, "model."))
         averages = part_of(tensors, "average.")
         self.averages = [averages[str(index)].to(self.device) for index in range(len(averages))] or None

@@ -9,6 +9,8 @@ with A the softmax of W over destinations and B that of E + c over words.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -18,6 +20,9 @@ from torch import Tensor, nn
 
 from vlhmm.baselines.layers import Scored, State, shifted, word_log_probs
 from vlhmm.baselines.settings import BuysHMMSettings
+from vlhmm.ops.recursion import Factors, recursion
+from vlhmm.ops.word_rows import word_rows
+from vlhmm.precision import Precision
 
 LEAST_SHARE: Final = 1e-18
 """Of a transition's row, what a word may leave; its square must not overflow float32."""
@@ -49,38 +54,129 @@ class BuysHMM(nn.Module):
 
     def log_emission(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T Z"]:
         """log p(x_t | z). Sums over words are taken by `logsumexp`: a softmax along the first axis is slow on a GPU."""
-        log_totals = (self.emission + self.bias[:, None]).logsumexp(dim=0)
-        return F.embedding(tokens, self.emission) + F.embedding(tokens, self.bias[:, None]) - log_totals
+        logits = self.emission + self.bias[:, None]
+        return word_rows(logits, tokens) - logits.logsumexp(dim=0)
 
     def forward(self, tokens: Int[Tensor, "B T"], state: State, noise: torch.Generator | None) -> Scored:
         last, belief = state
         log_likelihood = self.log_emission(tokens)
-        # Taken relative to the best state's, so that none is too small for its type; it cancels in the gradient.
-        highest = log_likelihood.detach().amax(-1, keepdim=True)
-        likelihood = (log_likelihood - highest).exp()
+        if not self.settings.relaxed:
+            # Training reads what its other products read; scores are not rounded.
+            log_probs, belief = self._recursion(log_likelihood, last, belief, "highest" if noise is None else "tf32")
+            return Scored(log_probs, (tokens[:, -1], belief))
         inputs = self._inputs(shifted(last, tokens))
-        transition = self._transition()
-        tiny = torch.finfo(likelihood.dtype).tiny
+        walk = self._delayed if self.settings.delay_transition_softmax else self._mixed
+        log_entered, belief = walk(log_likelihood, inputs, last, belief)
+        if self.settings.delay_emission_softmax:
+            log_probs = word_log_probs(log_entered.exp(), self.emission, self.bias, tokens)
+        else:
+            log_probs = (log_entered + log_likelihood).logsumexp(-1)
+            if self.settings.state == "sigmoid":
+                log_probs = log_probs - log_entered.logsumexp(-1)
+        return Scored(log_probs, (tokens[:, -1], belief))
 
-        states, totals = [], []
-        for position in range(tokens.shape[1]):
-            entered = self._enter(belief, transition, None if inputs is None else inputs[:, position])
+    def _recursion(
+        self,
+        log_likelihood: Float[Tensor, "B T Z"],
+        last: Int[Tensor, " B"],
+        belief: Float[Tensor, "B Z"],
+        precision: Precision,
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B Z"]]:
+        """log p(x_t | x_<t) and the last u of the HMM, by the recursion of all HMMs here."""
+        size, length, Z = log_likelihood.shape
+        start = belief.new_full((1, Z), -math.log(Z))
+        every_token = last.new_zeros(size, length)
+        begins_at = every_token - 1
+        begins_at[:, 0] = torch.where(last < 0, 0, -1)
+        factors = Factors(
+            log_previous=belief.log(),
+            log_inits=start,
+            init_of=begins_at,
+            log_tiles=self.transition.log_softmax(-1)[None],
+            tile_of=every_token,
+            log_emission=log_likelihood,
+            lengths=last.new_full((size,), length),
+        )
+        log_probs, log_last = recursion(factors, precision)
+        return log_probs, log_last.exp()
+
+    def _delayed(
+        self,
+        log_likelihood: Float[Tensor, "B T Z"],
+        inputs: Float[Tensor, "B T Z"] | None,
+        last: Int[Tensor, " B"],
+        belief: Float[Tensor, "B Z"],
+    ) -> tuple[Float[Tensor, "B T Z"], Float[Tensor, "B Z"]]:
+        """log s_t and the last u where s_{t+1} = softmax(W u_t) or sigmoid(W u_t).
+
+        Then u_t = softmax(log s_t + log B(x_t | .)): a step is a product and a softmax, and log s_t itself, whose sum over
+        states the next softmax does not ask for, is made for all positions at once.
+        """
+        settings = self.settings
+        begins = (last < 0)[:, None]
+        per_position = None if inputs is None else inputs.unbind(1)
+        steps = []
+        for position, log_word in enumerate(log_likelihood.unbind(1)):
+            logits = belief @ self.transition
+            if per_position is not None:
+                value = per_position[position]
+                logits = logits + value if settings.transition_input == "add" else logits * value
+            if position == 0:
+                # Equal for all states: the first state is uniform.
+                logits = torch.where(begins, 0.0, logits)
+            steps.append(logits)
+            log_weight = F.logsigmoid(logits) if settings.state == "sigmoid" else logits
+            belief = (log_weight + log_word).softmax(-1)
+        entered = torch.stack(steps, dim=1)
+        if settings.state == "softmax":
+            return entered.log_softmax(-1), belief
+        log_entered = F.logsigmoid(entered)
+        first = torch.where(begins, -math.log(settings.num_states), log_entered[:, 0])
+        return torch.cat([first[:, None], log_entered[:, 1:]], dim=1), belief
+
+    def _mixed(
+        self,
+        log_likelihood: Float[Tensor, "B T Z"],
+        inputs: Float[Tensor, "B T Z"] | None,
+        last: Int[Tensor, " B"],
+        belief: Float[Tensor, "B Z"],
+    ) -> tuple[Float[Tensor, "B T Z"], Float[Tensor, "B Z"]]:
+        """log s_t and the last u where s_{t+1} mixes the rows of a softmax that may depend on the word at t."""
+        # Taken relative to the best state's, so that none is too small for its type; a belief asks for no more.
+        likelihood = (log_likelihood - log_likelihood.detach().amax(-1, keepdim=True)).exp()
+        enter = self._entering(inputs)
+        tiny = torch.finfo(likelihood.dtype).tiny
+        states = []
+        for position, of_word in enumerate(likelihood.unbind(1)):
+            entered = enter(belief, position)
             if position == 0:
                 uniform = torch.full_like(entered, 1 / self.settings.num_states)
                 entered = torch.where((last < 0)[:, None], uniform, entered)
-            joint = entered * likelihood[:, position]
-            total = joint.sum(-1, keepdim=True).clamp_min(tiny)
-            belief = joint / total
+            joint = entered * of_word
+            belief = joint / joint.sum(-1, keepdim=True).clamp_min(tiny)
             states.append(entered)
-            totals.append(total)
-        entered = torch.stack(states, dim=1)
-        if self.settings.delay_emission_softmax:
-            log_probs = word_log_probs(entered, self.emission, self.bias, tokens)
-        else:
-            log_probs = torch.cat(totals, dim=1).log() + highest[..., 0]
-            if self.settings.state == "sigmoid":
-                log_probs = log_probs - entered.sum(-1).log()
-        return Scored(log_probs, (tokens[:, -1], belief))
+        every = torch.stack(states, dim=1).clamp_min(tiny)
+        # They sum to one already, unless shifts and logits are so far apart that a normaliser was lost.
+        return (every / every.sum(-1, keepdim=True)).log(), belief
+
+    def _entering(self, inputs: Float[Tensor, "B T Z"] | None) -> Callable[[Tensor, int], Tensor]:
+        """s_{t+1} from u_t, for the word at t: as much as possible of it is made for all positions at once."""
+        if inputs is None:
+            rows = self.transition.softmax(-1)
+            return lambda belief, position: belief @ rows
+        if self.settings.transition_input == "gate":
+            gates = inputs.unbind(1)
+            return lambda belief, position: (
+                belief[:, None, :] @ (self.transition * gates[position][:, None, :]).softmax(-1)
+            )[:, 0]
+        # softmax over z' of W[z, z'] + v[z'], without its (B, Z, Z) entries: the shares of softmax(W), weighted by exp(v).
+        rows = self.transition.softmax(-1)
+        every_weight = (inputs - inputs.detach().amax(-1, keepdim=True)).exp()
+        normalisers = (every_weight @ rows.T).clamp_min(LEAST_SHARE).unbind(1)
+        weights = every_weight.unbind(1)
+        # A belief of nothing but zeros would stay so for ever.
+        tiny = torch.finfo(rows.dtype).tiny
+        return lambda belief, position: weights[position] * ((belief / normalisers[position]) @ rows) + tiny
 
     def _inputs(self, words: Int[Tensor, "B T"]) -> Float[Tensor, "B T Z"] | None:
         """v_t, what the word before does to each destination."""
@@ -88,35 +184,6 @@ class BuysHMM(nn.Module):
             return None
         inputs: Tensor = self.word_input(F.embedding(words.clamp(min=0), self.emission))
         return inputs if self.settings.transition_input == "add" else inputs.sigmoid()
-
-    def _transition(self) -> Float[Tensor, "Z Z"]:
-        """What all steps of a window share of the transition."""
-        settings = self.settings
-        if settings.delay_transition_softmax or settings.transition_input == "gate":
-            return self.transition
-        return self.transition.softmax(-1)
-
-    def _enter(
-        self, belief: Float[Tensor, "B Z"], transition: Float[Tensor, "Z Z"], inputs: Float[Tensor, "B Z"] | None
-    ) -> Float[Tensor, "B Z"]:
-        """s_{t+1} from u_t and the word at t."""
-        settings = self.settings
-        if settings.delay_transition_softmax:
-            logits = belief @ transition
-            if inputs is not None:
-                logits = logits + inputs if settings.transition_input == "add" else logits * inputs
-            return logits.sigmoid() if settings.state == "sigmoid" else logits.softmax(-1)
-        if inputs is None:
-            return belief @ transition
-        if settings.transition_input == "gate":
-            rows = (transition * inputs[:, None, :]).softmax(-1)
-            return (belief[:, None, :] @ rows)[:, 0]
-        # softmax over z' of W[z, z'] + v[z'], without its (B, Z, Z) entries: the shares of softmax(W), weighted by exp(v).
-        weights = (inputs - inputs.detach().amax(-1, keepdim=True)).exp()
-        normaliser = (weights @ transition.T).clamp_min(LEAST_SHARE)
-        entered = weights * ((belief / normaliser) @ transition) + torch.finfo(weights.dtype).tiny
-        # Sums to one already, unless shifts and logits are so far apart that a normaliser was lost.
-        return entered / entered.sum(-1, keepdim=True)
 
 
 @torch.no_grad()

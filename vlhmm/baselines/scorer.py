@@ -38,6 +38,8 @@ def build_baseline(settings: BaselineSettings, num_words: int, generator: torch.
 
 
 def num_parameters(model: Baseline) -> int:
+    if isinstance(model, AWDLSTM):
+        return model.num_parameters
     return sum(parameter.numel() for parameter in model.parameters())
 
 

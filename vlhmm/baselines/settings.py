@@ -36,7 +36,7 @@ class FeedForwardSettings:
     """The largest norm of the gradient; 0: not clipped."""
     checks_per_epoch: int = 4
     graphs: bool = False
-    """On a GPU: run steps as a CUDA graph. These steps are few and large, so it gains nothing here."""
+    """On a GPU: run steps as a CUDA graph; these are few, so that little is gained in all."""
 
     def __post_init__(self) -> None:
         _at_least(self, ("dim", "epochs", "batch_size", "window", "patience", "checks_per_epoch"), 1)
@@ -114,6 +114,11 @@ class BuysHMMSettings:
         if self.state == "sigmoid" and not self.delay_transition_softmax:
             raise ValueError("state = 'sigmoid' replaces the delayed softmax: set delay_transition_softmax = true too")
 
+    @property
+    def relaxed(self) -> bool:
+        """Some switch is on: no HMM any more."""
+        return self.transition_input != "none" or self.delay_transition_softmax or self.delay_emission_softmax
+
 
 @dataclass(frozen=True)
 class AWDLSTMSettings:
@@ -147,6 +152,8 @@ class AWDLSTMSettings:
     """Averaging of weights begins when validation is worse than its best of more than so many checks ago."""
     average_after: int = 0
     """Averaging begins after so many checks at the latest, for short runs; 0: by patience alone."""
+    graphs: bool = True
+    """On a GPU: run steps as CUDA graphs, one for each length of a window."""
 
     def __post_init__(self) -> None:
         _at_least(self, ("embedding_dim", "hidden_dim", "num_layers", "epochs", "batch_size", "checks_per_epoch"), 1)

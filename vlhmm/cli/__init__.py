@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from vlhmm._version import __version__
-from vlhmm.cli import corpora, demo, distill, evaluation, generate, infill, info, queries, table, training
+from vlhmm.cli import corpora, demo, distill, evaluation, generate, infill, info, inspect, queries, table, training
 from vlhmm.cli.show import message
 
 
@@ -44,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with:\n  vlhmm demo\nHelp on a command:\n  vlhmm train --help",
 )
-for module in (corpora, training, distill, evaluation, queries, infill, generate, info, demo, table):
+for module in (corpora, training, distill, evaluation, queries, infill, generate, info, inspect, demo, table):
     module.register(app)
 
 

@@ -54,10 +54,7 @@ def evaluate_text(
     from vlhmm.lm import load
 
     lm = load(folder, choose_device(device))
-    corpus = None if _is_file(source) else _corpus_for(lm, source, data_dir)
-    tokens = _read_text(source, lm.tokenizer) if corpus is None else getattr(corpus, split.value)
-    if not len(tokens):
-        raise ValueError(f"{source} has 0 tokens, at least 1 is needed")
+    corpus, tokens = read_source(lm, source, split, data_dir)
     evaluation = evaluate_shown(HMMScorer(lm.hmm.tables), tokens, lm.tokenizer, "scoring", streams)
     # Only a corpus has a training text to count in.
     scorers = {"uniform": Uniform(lm.tokenizer.vocab_size)} if corpus is None else counting_baselines(corpus)
@@ -101,11 +98,20 @@ def _byte_perplexity(evaluation: Evaluation) -> float | None:
     return None if evaluation.bits_per_byte is None else float(2**evaluation.bits_per_byte)
 
 
+def read_source(lm: LanguageModel, source: str, split: Split, data_dir: Path | None) -> tuple[Corpus | None, Tokens]:
+    """A split of a corpus, or a text file or stdin without one, in the model's own tokens."""
+    corpus = None if _is_file(source) else corpus_for(lm, source, data_dir)
+    tokens: Tokens = _read_text(source, lm.tokenizer) if corpus is None else getattr(corpus, split.value)
+    if not len(tokens):
+        raise ValueError(f"{source} has 0 tokens, at least 1 is needed")
+    return corpus, tokens
+
+
 def _is_file(source: str) -> bool:
     return source == "-" or Path(source).is_file()
 
 
-def _corpus_for(lm: LanguageModel, source: str, data_dir: Path | None) -> Corpus:
+def corpus_for(lm: LanguageModel, source: str, data_dir: Path | None) -> Corpus:
     """The corpus in the model's own tokens; one prepared with another tokenizer is refused."""
     from vlhmm.data import load_corpus
     from vlhmm.data.corpus import MANIFEST

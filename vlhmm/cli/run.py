@@ -7,7 +7,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,14 @@ from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.windows import Epoch
+from vlhmm.em import EMSettings, em_training
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
+from vlhmm.joint_phase import JointPhase
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import RunFolder, read_log
+from vlhmm.settings import settings_from
 from vlhmm.train import CheckEvent, Event, StepEvent, Stopped, training
 
 if TYPE_CHECKING:
@@ -52,6 +55,8 @@ class Plan:
     source: str
     """The corpus as the command line named it."""
     data_dir: Path | None
+    em: EMSettings | None = None
+    """Baum-Welch instead of gradient ascent: the recipe's `train` is not read, but for the seed."""
 
     def save(self, folder: Path) -> None:
         # A path must be found again from another working directory.
@@ -60,6 +65,7 @@ class Plan:
             "corpus": source,
             "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
             "recipe": self.recipe.to_dict(),
+            "em": None if self.em is None else asdict(self.em),
         }
         atomic_write(folder / RECIPE, json.dumps(values, indent=2).encode())
 
@@ -73,7 +79,13 @@ def read_plan(folder: Path) -> Plan | None:
         values = json.loads(path.read_text(encoding="utf-8"))
         data_dir = values["data_dir"]
         recipe = Recipe.from_dict(values["recipe"])
-        return Plan(recipe, values["corpus"], None if data_dir is None else Path(data_dir))
+        em = values.get("em")
+        return Plan(
+            recipe,
+            values["corpus"],
+            None if data_dir is None else Path(data_dir),
+            None if em is None else settings_from(EMSettings, em),
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): it was edited or is of another version") from error
 
@@ -106,11 +118,13 @@ def train_and_report(
     max_seconds: float | None = None,
     tensorboard: bool = False,
     command: str,
+    joint: JointPhase | None = None,
     figures: Callable[[Model, Corpus], dict[str, Any]] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Trains and leaves results.json in the folder; the exit status and what is in that file.
 
-    `figures` of the best weights are part of it; left out, they are perplexities of the held-out text.
+    `joint`: what comes before p(x). `figures` of the best weights are part of the file; left out, they are perplexities of
+    the held-out text.
     """
     # Another process or an earlier run is refused before words are clustered; the lock is taken again for training.
     with RunFolder(out, resume):
@@ -127,8 +141,13 @@ def train_and_report(
         plan.save(out)
         blocks.save(out / BLOCKS, corpus.tokenizer.tokens(), word_counts(corpus.train, corpus.tokenizer.vocab_size))
 
-    events = training(model, corpus, plan.recipe.train, out=out, resume=resume, max_seconds=max_seconds)
-    stopped = _watch(events, None if resume and (out / RECIPE).exists() else write_plan, writer, plan.recipe)
+    if plan.em is None:
+        settings, passes = plan.recipe.train, plan.recipe.train.epochs
+        events = training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds)
+    else:
+        passes = plan.em.iterations
+        events = em_training(model, corpus, plan.em, out=out, resume=resume, max_seconds=max_seconds)
+    stopped = _watch(events, None if resume and (out / RECIPE).exists() else write_plan, writer, passes)
     if writer is not None:
         writer.close()
     results: dict[str, Any] = {
@@ -149,9 +168,8 @@ def train_and_report(
     }
     if stopped.reason == "interrupted":
         _write_results(out, results)
-        message(
-            f"stopped at step {stopped.step:,} of {stopped.num_steps:,}; go on with: {program()} train --out {out} --resume"
-        )
+        go_on = f"{program()} train --out {out} --resume" if joint is None else "the same command"
+        message(f"stopped at step {stopped.step:,} of {stopped.num_steps:,}; go on with: {go_on}")
         return 130, results
     results.update((figures or _final_figures)(model, corpus))
     results["learning_curve"] = _draw_curve(out, f"{corpus.name}, {model.support.num_states:,} states")
@@ -178,7 +196,7 @@ def _watch(
     events: Iterator[Event],
     write_plan: Callable[[], None] | None,
     writer: SummaryWriter | None,
-    recipe: Recipe,
+    passes: int,
 ) -> Stopped:
     """Shows a run while it happens."""
     loss, num_steps = 0.0, 0
@@ -196,7 +214,7 @@ def _watch(
                     now = time.monotonic()
                     first = first or (now, event.tokens)
                     rate = (event.tokens - first[1]) / max(now - first[0], 1e-9)
-                    _show_step(shown, event, loss, rate, recipe.train.epochs)
+                    _show_step(shown, event, loss, rate, passes)
                     if writer is not None:
                         writer.add_scalar("loss/train", event.loss, event.step)
                 case CheckEvent():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device, read_corpus
+from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device, read_corpus
 from vlhmm.cli.show import (
     command_line,
     corpus_label,
@@ -27,16 +28,23 @@ if TYPE_CHECKING:
 
     from vlhmm.cluster import Blocks
     from vlhmm.data import Corpus
+    from vlhmm.em import EMSettings
     from vlhmm.models import Model
     from vlhmm.recipe import Recipe
 
-DEFAULT_PRESET = "default"
+DEFAULT_PRESET, EM_PRESET = "default", "scalar"
+
+
+class Method(StrEnum):
+    gradient = "gradient"
+    em = "em"
 
 
 def register(app: typer.Typer) -> None:
     app.command(
         epilog="Examples:\n  vlhmm train pydocs --out runs/first --preset demo --set epochs=3\n"
         "  vlhmm train ptb --out runs/ptb --set states_per_block=512 --device cuda\n"
+        "  vlhmm train pydocs --out runs/em --method em --set states_per_block=64 --set iterations=10\n"
         "  vlhmm train --out runs/ptb --resume"
     )(train)
 
@@ -55,12 +63,17 @@ def train(
         str | None,
         typer.Option("--preset", metavar="NAME", help="demo, default, linear, scalar, chiu2020-ptb, ..."),
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeat it. --dry-run lists them all."),
+    method: Annotated[
+        Method | None,
+        typer.Option(
+            "--method",
+            show_default=False,
+            help="gradient (the default), or em: Baum-Welch, for free tables (--preset scalar); --set batches_per_step=N in mini-batches.",
+        ),
     ] = None,
+    changes: Changes = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings under blocks, model and train.")
+        Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings under blocks, model and train or em.")
     ] = None,
     blocks_file: Annotated[
         Path | None, typer.Option("--blocks", metavar="FILE", help="Blocks that `vlhmm cluster` wrote.")
@@ -78,8 +91,10 @@ def train(
     from vlhmm.cli.run import Plan, read_plan, train_and_report
 
     chosen_device = choose_device(device)
-    asked = Asked(preset, config, tuple(changes or ()), seed)
     saved = read_plan(out) if resume else None
+    if method is None and saved is not None and saved.em is not None:
+        method = Method.em
+    asked = Asked(preset, config, tuple(changes or ()), seed, method)
     if resume and saved is None:
         message(f"{out} holds no run yet: beginning one")
     source = corpus_name or (saved.source if saved else None)
@@ -87,13 +102,18 @@ def train(
         raise ValueError("no CORPUS: name one, pydocs for example; only --resume can do without")
     if data_dir is None and saved is not None:
         data_dir = saved.data_dir
-    recipe = asked.recipe() if saved is None else asked.unchanged(saved.recipe)
+    recipe, em = (asked.recipe(), asked.em()) if saved is None else asked.unchanged(saved.recipe, saved.em)
+    if em is not None and recipe.model.parameterization != "scalar":
+        raise ValueError(
+            f"--method em counts uses of free tables, but the model is {recipe.model.parameterization!r}: "
+            "use --preset scalar, or --method gradient"
+        )
     corpus = read_corpus(source, data_dir)
     if dry_run:
-        _show_plan(recipe, corpus, blocks_file, chosen_device, as_json)
+        _show_plan(recipe, em, corpus, blocks_file, chosen_device, as_json)
         return 0
     status, results = train_and_report(
-        Plan(recipe, source, data_dir),
+        Plan(recipe, source, data_dir, em),
         corpus,
         out,
         blocks_file=blocks_file,
@@ -111,10 +131,21 @@ def train(
 
 
 class Asked:
-    """What the command line says about the recipe."""
+    """What the command line says about the recipe and, for Baum-Welch, its settings."""
 
-    def __init__(self, preset: str | None, config: Path | None, changes: tuple[str, ...], seed: int | None) -> None:
+    def __init__(
+        self,
+        preset: str | None,
+        config: Path | None,
+        changes: tuple[str, ...],
+        seed: int | None,
+        method: Method | None = None,
+    ) -> None:
         self.preset, self.config = preset, config
+        self.sections = {} if config is None else _read_toml(config)
+        if method is Method.gradient and "em" in self.sections:
+            raise ValueError(f"--method gradient, but {config} has settings under [em]: leave one of them out")
+        self.by_em = method is Method.em or "em" in self.sections
         self.changes = dict(key_value(change) for change in changes)
         if seed is not None:
             self.changes["seed"] = str(seed)
@@ -123,29 +154,75 @@ class Asked:
         """The preset, changed by the file, changed by --set and --seed."""
         from vlhmm.recipe import Recipe, preset
 
-        recipe = preset(self.preset or DEFAULT_PRESET)
-        if self.config is not None:
-            values = recipe.to_dict()
-            for section, settings in _read_toml(self.config).items():
+        recipe = preset(self.preset or (EM_PRESET if self.by_em else DEFAULT_PRESET))
+        if self.by_em and self.preset in (None, EM_PRESET):
+            # Counting leaves equal states equal.
+            recipe = recipe.with_changes({"init_scale": "1.0"})
+        values = recipe.to_dict()
+        for section, settings in self.sections.items():
+            if section != "em":
                 values[section] = {**values.get(section, {}), **settings}
-            recipe = Recipe.from_dict(values)
-        return recipe.with_changes(self.changes)
+        return Recipe.from_dict(values).with_changes(self._recipe_changes())
 
-    def unchanged(self, saved: Recipe) -> Recipe:
-        """The recipe of a run that goes on; refuses options that ask for another one."""
-        asked = saved.with_changes(self.changes) if self.preset is None and self.config is None else self.recipe()
-        before, now = saved.to_dict(), asked.to_dict()
-        changed = [
-            f"{name} = {before[section][name]!r}, not {value!r}"
-            for section, settings in now.items()
-            for name, value in settings.items()
-            if before[section][name] != value
-        ]
+    def em(self) -> EMSettings | None:
+        """The settings of Baum-Welch, if that is the method."""
+        from vlhmm.em import EMSettings
+        from vlhmm.settings import parse_setting, settings_from
+
+        if not self.by_em:
+            return None
+        typed = {
+            name: parse_setting(EMSettings, name, text) for name, text in self.changes.items() if name in _em_names()
+        }
+        return settings_from(EMSettings, {**self.sections.get("em", {}), **typed})
+
+    def _recipe_changes(self) -> dict[str, str]:
+        """Those that are not Baum-Welch's own; the seed is both's."""
+        if not self.by_em:
+            return self.changes
+        return {name: text for name, text in self.changes.items() if name == "seed" or name not in _em_names()}
+
+    def unchanged(self, saved: Recipe, saved_em: EMSettings | None) -> tuple[Recipe, EMSettings | None]:
+        """The settings of a run that goes on; refuses options that ask for others."""
+        if self.by_em != (saved_em is not None):
+            before, now = ("gradient", "em") if self.by_em else ("em", "gradient")
+            raise ValueError(f"the run was begun with --method {before}, not {now}: begin a new run")
+        same_base = self.preset is None and self.config is None
+        asked = saved.with_changes(self._recipe_changes()) if same_base else self.recipe()
+        changed = _differences(saved.to_dict(), asked.to_dict())
+        if saved_em is not None:
+            changed += self._em_differences(saved_em)
         if changed:
             raise ValueError(
                 f"the run was begun with {'; '.join(changed)}: leave those options out, or begin a new run"
             )
-        return saved
+        return saved, saved_em
+
+    def _em_differences(self, saved: EMSettings) -> list[str]:
+        from dataclasses import asdict
+
+        asked = self.em()
+        assert asked is not None
+        named = {*self.changes, *self.sections.get("em", {})}
+        now = {name: value for name, value in asdict(asked).items() if name in named}
+        return _differences({"em": asdict(saved)}, {"em": now})
+
+
+def _differences(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
+    return [
+        f"{name} = {before[section][name]!r}, not {value!r}"
+        for section, settings in now.items()
+        for name, value in settings.items()
+        if before[section][name] != value
+    ]
+
+
+def _em_names() -> set[str]:
+    from dataclasses import fields
+
+    from vlhmm.em import EMSettings
+
+    return {item.name for item in fields(EMSettings)}
 
 
 def key_value(text: str) -> tuple[str, str]:
@@ -164,17 +241,33 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path} is not TOML: {error}") from error
     for section, settings in values.items():
         if not isinstance(settings, dict):
-            raise ValueError(f"{path}: {section!r} stands outside [blocks], [model] and [train]; put it under one")
+            raise ValueError(
+                f"{path}: {section!r} stands outside [blocks], [model], [train] and [em]; put it under one"
+            )
     return values
 
 
-def _show_plan(recipe: Recipe, corpus: Corpus, blocks_file: Path | None, device: torch.device, as_json: bool) -> None:
+def _show_plan(
+    recipe: Recipe,
+    em: EMSettings | None,
+    corpus: Corpus,
+    blocks_file: Path | None,
+    device: torch.device,
+    as_json: bool,
+) -> None:
+    from dataclasses import asdict
+
     from vlhmm.cli.run import estimated_bytes, training_steps
+    from vlhmm.em import em_steps
 
     blocks = _sketch_blocks(recipe, corpus, blocks_file)
     model = recipe.make_model(corpus, blocks)
-    steps = training_steps(recipe, corpus)
+    steps = training_steps(recipe, corpus) if em is None else em_steps(em, corpus)
     needed = estimated_bytes(recipe, model)
+    sections = recipe.to_dict()
+    if em is not None:
+        del sections["train"]
+        sections["em"] = asdict(em)
     numbers: dict[str, Any] = {
         "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
         "tokens": len(corpus.train),
@@ -185,12 +278,12 @@ def _show_plan(recipe: Recipe, corpus: Corpus, blocks_file: Path | None, device:
         "steps": steps,
         "estimated_bytes": needed,
         "device": str(device),
-        "recipe": recipe.to_dict(),
+        "recipe": sections,
     }
     if as_json:
         print_json(numbers)
         return
-    for section, settings in recipe.to_dict().items():
+    for section, settings in sections.items():
         shown = table(f"[{section}]", "")
         for name, value in settings.items():
             shown.add_row(f"  {name}", str(value).lower() if isinstance(value, bool) else str(value))
@@ -198,7 +291,7 @@ def _show_plan(recipe: Recipe, corpus: Corpus, blocks_file: Path | None, device:
     line()
     facts(
         [
-            *_size_facts(corpus, blocks, model, steps, recipe),
+            *_size_facts(corpus, blocks, model, steps, recipe, em),
             ("memory", f"about {size(needed)} while training, on {device}"),
             ("written", "nothing, this was a dry run"),
         ]
@@ -218,13 +311,16 @@ def _sketch_blocks(recipe: Recipe, corpus: Corpus, blocks_file: Path | None) -> 
     return recipe.make_blocks(corpus)
 
 
-def _size_facts(corpus: Corpus, blocks: Blocks, model: Model, steps: int, recipe: Recipe) -> list[tuple[str, str]]:
-    settings = recipe.train
+def _size_facts(
+    corpus: Corpus, blocks: Blocks, model: Model, steps: int, recipe: Recipe, em: EMSettings | None
+) -> list[tuple[str, str]]:
+    settings = em or recipe.train
+    passes = f"{recipe.train.epochs} epochs" if em is None else f"{em.iterations} iterations of Baum-Welch"
     return [
         ("corpus", f"{corpus_label(corpus)}, {len(corpus.train):,} tokens"),
         ("states", f"{model.support.num_states:,} in {blocks.num_blocks:,} blocks"),
         ("parameters", f"{model.num_parameters:,}"),
-        ("steps", f"{steps:,} of {settings.batch_size} x {settings.window} tokens, {settings.epochs} epochs"),
+        ("steps", f"{steps:,} of {settings.batch_size} x {settings.window} tokens, {passes}"),
     ]
 
 

@@ -1,0 +1,235 @@
+"""`vlhmm inspect`: what a model does inside, on a text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlhmm.cli import options
+from vlhmm.cli.evaluation import Split, corpus_for, read_source
+from vlhmm.cli.options import DataDir, DeviceOption, Json, ModelDir, choose_device
+from vlhmm.cli.show import bar, corpus_label, facts, line, print_json, print_table, progress_bar, table
+
+if TYPE_CHECKING:
+    from vlhmm.data import Corpus, Tokens
+    from vlhmm.inspection import Inspection, Memory
+    from vlhmm.inspection.summary import Range
+    from vlhmm.lm import LanguageModel
+
+SHOWN_BLOCKS, BLOCK_WORDS = 8, 5
+NEXT_WORDS = 4
+LEAST_SHOWN = 0.005
+"""Words that are rarer would show as 0.00."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog="Examples:\n  vlhmm inspect runs/demo\n  vlhmm inspect runs/demo letters.txt --memory 16\n"
+        "  vlhmm inspect runs/ptb ptb --tokens 5000 --plot inside.png"
+    )(inspect)
+
+
+def inspect(
+    folder: ModelDir,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CORPUS|FILE]",
+            show_default=False,
+            help="A corpus, a text file, or `-` for stdin; left out: the corpus it was trained on.",
+        ),
+    ] = None,
+    split: Annotated[Split, typer.Option("--split", help="Which part of a corpus.")] = Split.valid,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=2, metavar="N", help="Only the first N; left out: all of the text.")
+    ] = None,
+    memory: Annotated[
+        int,
+        typer.Option("--memory", min=0, metavar="N", help="The longest context whose perplexity is asked; 0: none."),
+    ] = 64,
+    top: Annotated[int, typer.Option("--top", min=0, help="How many of the most used states.")] = 12,
+    streams: Annotated[
+        int, typer.Option("--streams", min=1, help="1: exact; more: faster on a GPU, each warmed up around its part.")
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", show_default=False, help="Draw it all as one picture.")
+    ] = None,
+    device: DeviceOption = options.Device.auto,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """States that a text uses, how sure they are, what they emit and where they lead, and how far back they remember."""
+    from vlhmm.cluster import word_counts
+    from vlhmm.lm import load
+
+    lm = load(folder, choose_device(device))
+    if source is None:
+        corpus, text = _trained_on(lm, folder, split, data_dir)
+    else:
+        corpus, text = read_source(lm, source, split, data_dir)
+    counts = None if corpus is None else word_counts(corpus.train, lm.tokenizer.vocab_size)
+    label = f"{split.value} of {corpus_label(corpus)}" if corpus is not None else str(source)
+    if tokens is not None and tokens < len(text):
+        text, label = _first(text, tokens), f"the beginning of {label}"
+    found = _inspected(lm, text, counts, streams, memory, top)
+    if plot is not None:
+        from vlhmm.inspection.figure import inspection_figure
+
+        inspection_figure(found, plot, f"{folder.name}: {label}, perplexity {found.perplexity:,.1f}")
+    if as_json:
+        print_json({"text": label, "streams": streams, **_as_json(found)})
+        return
+    _show(found, lm, label, len(text))
+    if plot is not None:
+        line()
+        facts([("picture", str(plot))])
+
+
+def _trained_on(lm: LanguageModel, folder: Path, split: Split, data_dir: Path | None) -> tuple[Corpus | None, Tokens]:
+    from vlhmm.cli.run import read_plan
+
+    plan = read_plan(folder)
+    if plan is None:
+        raise ValueError(f"{folder} does not say what it was trained on: name a corpus or a text file")
+    corpus = corpus_for(lm, plan.source, data_dir or plan.data_dir)
+    return corpus, getattr(corpus, split.value)
+
+
+def _first(text: Tokens, count: int) -> Tokens:
+    import numpy as np
+
+    from vlhmm.data import Tokens
+
+    offsets = text.offsets[text.offsets < count]
+    return Tokens(text.ids[:count], np.concatenate([offsets, [count]]).astype(np.int64))
+
+
+def _inspected(lm: LanguageModel, text: Tokens, counts: Any, streams: int, memory: int, top: int) -> Inspection:
+    from vlhmm.inspection import inspecting
+
+    steps = inspecting(lm, text, train_counts=counts, streams=streams, memory=memory, top=top)
+    with progress_bar("reading", None) as shown:
+        while True:
+            try:
+                at = next(steps)
+            except StopIteration as stop:
+                found: Inspection = stop.value
+                return found
+            shown.update(at.done, at.total, description=at.what)
+
+
+def _as_json(found: Inspection) -> dict[str, Any]:
+    reading = found.reading
+    memory = found.memory
+    return {
+        "num_tokens": len(reading.token_log_probs),
+        "perplexity": found.perplexity,
+        "filtered_entropy": float(reading.filtered_entropy.mean()),
+        "smoothed_entropy": float(reading.smoothed_entropy.mean()),
+        "usage": asdict(found.usage),
+        "blocks": [{"block": one.block, "num_words": one.num_words, **asdict(one.usage)} for one in found.blocks],
+        "states": [asdict(one) for one in found.states],
+        "by_line_position": [asdict(one) for one in found.by_line_position],
+        "by_frequency": [asdict(one) for one in found.by_frequency],
+        "memory": None
+        if memory is None
+        else {
+            "perplexity": memory.perplexity,
+            "unlimited": memory.unlimited,
+            "num_tokens": memory.num_tokens,
+            "stationary_iterations": memory.stationary.iterations,
+            "stationary_change": memory.stationary.change,
+        },
+    }
+
+
+def _show(found: Inspection, lm: LanguageModel, label: str, num_tokens: int) -> None:
+    reading, usage = found.reading, found.usage
+    states_per_word = lm.model.support.states_per_word
+    needed = ", ".join(f"{count:,} emit {share:.0%}" for share, count in usage.states_for.items())
+    facts(
+        [
+            ("text", f"{label}: {num_tokens:,} tokens, perplexity {found.perplexity:,.2f}"),
+            ("states", f"{usage.num_states:,}; {needed} of the tokens"),
+            (
+                "",
+                f"as open as {usage.effective:,.0f} equally used ones; {usage.at_least_one_token:,} emit a token or more",
+            ),
+            (
+                "entropy",
+                f"{float(reading.filtered_entropy.mean()):.2f} nats of a token's state given what came before, "
+                f"{float(reading.smoothed_entropy.mean()):.2f} given the whole text; "
+                f"{math.log(states_per_word):.2f} if its {states_per_word:,} states were equally likely",
+            ),
+        ]
+    )
+    if found.memory is not None:
+        line()
+        _show_memory(found.memory)
+    for name, ranges in (("place in line", found.by_line_position), ("training count", found.by_frequency)):
+        if ranges:
+            line()
+            _show_ranges(name, ranges)
+    if len(found.blocks) > 1:
+        line()
+        _show_blocks(found, lm)
+    if found.states:
+        line()
+        _show_states(found)
+
+
+def _show_memory(memory: Memory) -> None:
+    lengths = [0, *(2**power for power in range(memory.longest.bit_length()))]
+    shown = table("tokens known", "perplexity", "", right=("tokens known", "perplexity"))
+    highest = memory.perplexity[0]
+    for length in lengths:
+        value = memory.perplexity[length]
+        shown.add_row(f"{length}", f"{value:,.2f}", bar(value / highest))
+    shown.add_row("all", f"{memory.unlimited:,.2f}", bar(memory.unlimited / highest))
+    print_table(shown)
+
+
+def _show_ranges(name: str, ranges: list[Range]) -> None:
+    shown = table(name, "tokens", "perplexity", "of all nats", right=("tokens", "perplexity", "of all nats"))
+    for one in ranges:
+        shown.add_row(one.label, f"{one.num_tokens:,}", f"{one.perplexity:,.1f}", f"{one.share_of_nats:.1%}")
+    print_table(shown)
+
+
+def _show_blocks(found: Inspection, lm: LanguageModel) -> None:
+    numbers = ("block", "words", "tokens", "states", "as if equal", "for 90 %")
+    shown = table(*numbers, "most frequent", right=numbers)
+    for one in found.blocks[:SHOWN_BLOCKS]:
+        words = (lm.model.support.group_of_word == one.block).nonzero()[:BLOCK_WORDS, 0].tolist()
+        shown.add_row(
+            str(one.block),
+            f"{one.num_words:,}",
+            f"{one.usage.num_tokens:,.0f}",
+            f"{one.usage.num_states:,}",
+            f"{one.usage.effective:,.1f}",
+            f"{one.usage.states_for[0.9]:,}",
+            # Tokenizers number frequent words first.
+            " ".join(lm.tokenizer.token(word) for word in words),
+        )
+    print_table(shown)
+
+
+def _show_states(found: Inspection) -> None:
+    shown = table("state", "block", "tokens", "emits", "leads to", right=("state", "block", "tokens"))
+    for one in found.states:
+        shown.add_row(
+            str(one.state.state),
+            str(one.state.block),
+            f"{one.num_tokens:,.1f}",
+            _words(one.state.words),
+            _words(one.next_words[:NEXT_WORDS]),
+        )
+    print_table(shown)
+
+
+def _words(words: list[tuple[str, float]]) -> str:
+    return " ".join(f"{word} {prob:.2f}" for word, prob in words if prob >= LEAST_SHOWN)
