@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from vlhmm.inference import fit, predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
-from vlhmm.inference.gather import Batch
+from vlhmm.inference.gather import Batch, one_tile
 from vlhmm.inference.infill import Infilled, infill
 from vlhmm.inference.kbest import k_best
 from vlhmm.inference.posterior import Counts, Posterior, expected_counts, posterior
 from vlhmm.inference.score import Filtered, filter_states, score
 from vlhmm.inference.viterbi import Paths, viterbi
 from vlhmm.memory import require_memory
+from vlhmm.ops.recursion import kernels_run
 from vlhmm.precision import Precision
 from vlhmm.stream import Stream
 from vlhmm.tables import Belief, Tables, TableTransition, convert, dense_support, requires_grad
@@ -34,6 +35,9 @@ from vlhmm.validate import (
     check_tables,
     check_window,
 )
+
+if TYPE_CHECKING:
+    from vlhmm.inference.replay import Replays
 
 MOST_PATHS = 100
 """The largest k of `viterbi`."""
@@ -53,11 +57,19 @@ class HMM:
 
     `tokens` is always (B, T), ids past a sequence's length are ignored. A `belief` carries on where a `filter` left off.
     `window` bounds the memory by cutting long texts into stretches of so many positions; no result depends on it.
+
+    On a GPU a dense HMM keeps its tile as kernels read it and, for shapes of texts that come again, CUDA graphs: a few, none
+    larger than a sixteenth of the GPU's memory.
     """
 
     def __init__(self, tables: Tables) -> None:
         check_tables(tables)
         self.tables = tables
+        self._replays: Replays | None = None
+        if one_tile(tables.support) and kernels_run(tables.dtype, tables.device):
+            from vlhmm.inference.replay import Replays
+
+            self._replays = Replays(tables)
 
     @classmethod
     def from_probabilities(
@@ -109,6 +121,9 @@ class HMM:
         parallel: bool | None = None,
     ) -> Float[Tensor, " B"]:
         """log p(x), -inf where x is impossible."""
+        replays = None if parallel else self._replays_for(belief, window)
+        if replays is not None and (log_probs := replays.log_prob(tokens, lengths)) is not None:
+            return log_probs
         token_log_probs = self.token_log_probs(tokens, lengths, belief, window=window, parallel=parallel)
         # A million terms of one sign lose digits in float32.
         return token_log_probs.double().sum(1).to(token_log_probs.dtype)
@@ -123,6 +138,9 @@ class HMM:
         parallel: bool | None = None,
     ) -> Float[Tensor, "B T"]:
         """log p(x_t | x_<t), 0 past the length. `parallel`: by a scan over time (None: where that pays and no gradient is asked)."""
+        replays = None if parallel else self._replays_for(belief, window)
+        if replays is not None and (found := replays.token_log_probs(tokens, lengths)) is not None:
+            return found
         batch = self._batch(tokens, lengths, belief, window)
         if parallel is None:
             parallel = not requires_grad(self.tables) and scan.pays(self.tables, batch)
@@ -146,6 +164,9 @@ class HMM:
         self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
     ) -> Posterior:
         """p(z_t | x) over the states that can emit x_t."""
+        replays = self._replays_for(belief, window)
+        if replays is not None and (found := replays.posterior(tokens, lengths)) is not None:
+            return found
         batch = self._batch(tokens, lengths, belief, window)
         self._require_per_position(batch, "the posterior")
         return posterior(self.tables, batch, belief, window)
@@ -170,6 +191,9 @@ class HMM:
         """The k most likely state paths, best first, each with its log p(x, z)."""
         if not 1 <= k <= MOST_PATHS:
             raise ValueError(f"k is {k}, but it must be between 1 and {MOST_PATHS} paths")
+        replays = self._replays_for(belief, window) if k == 1 else None
+        if replays is not None and (found := replays.best_path(tokens, lengths)) is not None:
+            return found
         batch = self._batch(tokens, lengths, belief, window)
         if k == 1:
             return viterbi(self.tables, batch, belief, window)
@@ -203,6 +227,8 @@ class HMM:
 
     def expected_counts(self, tokens: Any, lengths: Any = None) -> Counts:
         """E[how often each start, transition and emission is used | x], summed over the batch."""
+        if self._replays is not None and (found := self._replays.expected_counts(tokens, lengths)) is not None:
+            return found
         return expected_counts(self.tables, as_batch(tokens, lengths, self.tables))[0]
 
     def next_token_probs(self, belief: Belief | None = None) -> Float[Tensor, "B X"]:
@@ -286,6 +312,10 @@ class HMM:
                 raise ValueError(f"exclude has {token}, but ids must be between 0 and {self.num_words - 1}")
             allowed[token] = False
         return allowed.to(self.tables.device)
+
+    def _replays_for(self, belief: Belief | None, window: int | None) -> Replays | None:
+        """Graphs know neither beliefs nor windows."""
+        return self._replays if belief is None and window is None else None
 
     def _batch(self, tokens: Any, lengths: Any, belief: Belief | None, window: int | None) -> Batch:
         batch = as_batch(tokens, lengths, self.tables)

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from oracle import EVERY_KIND, Kind, ragged, random_hmm
 
 import vlhmm
+from vlhmm.cluster import Blocks
+from vlhmm.inference import score
+from vlhmm.inference.gather import Batch
+from vlhmm.models import neural_hmm
+from vlhmm.step import Step
 from vlhmm.tables import Tables, TableTransition
+from vlhmm.train_settings import TrainSettings
 
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
 
@@ -93,3 +99,34 @@ def test_any_window_of_any_hmm(kind, seed, length, window):
     close(hmm.token_log_probs(tokens, window=window)[0], torch.tensor(messages.token_log_probs))
     close(hmm.posterior(tokens, window=window).dense()[0], torch.tensor(messages.posterior))
     close(hmm.viterbi(tokens, window=window).log_prob[0, 0], torch.tensor(messages.best_log_prob, dtype=torch.float64))
+
+
+def test_a_text_of_several_windows_is_not_captured_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where windows end is asked of the device, which a capture does not allow."""
+    oracle, tables = random_hmm(Kind("blocked", "softmax", reset=False), seed=23)
+    tokens, lengths = sentences_of(oracle, (8, 8))
+    monkeypatch.setattr(score, "kernels_take", lambda tables: True)
+    for window, captured in ((8, True), (7, False)):
+        monkeypatch.setattr(score, "default_window", lambda tables, size, window=window: window)
+        assert score.can_be_captured(tables, Batch(tokens, lengths)) == captured
+
+
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+def test_training_does_not_depend_on_the_window(transition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text is trained on window by window, each made again on the way back: the same loss and gradients."""
+    oracle, _ = random_hmm(Kind("blocked", "table", reset=False), seed=24)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(oracle.emission.shape[1], (2, 23), generator=generator)
+    blocks = Blocks(np.arange(oracle.emission.shape[1]) % 2, 2)
+    found = []
+    for window in (23, 5):
+        monkeypatch.setattr(score, "default_window", lambda tables, size, window=window: window)
+        model = neural_hmm(blocks, 4, 8, transition=transition).double()
+        step = Step(model, TrainSettings(batch_size=2, window=23, state_dropout=0.5, clip=0.0))
+        for number in range(2):
+            step(tokens, 1e-2, fresh=number == 0)
+        found.append((step.loss.clone(), [parameter.grad.clone() for parameter in step.parameters]))
+    (whole, gradients), (cut, cut_gradients) = found
+    close(cut, whole)
+    for actual, expected in zip(cut_gradients, gradients, strict=True):
+        close(actual, expected)

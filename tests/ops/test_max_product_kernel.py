@@ -18,7 +18,7 @@ from vlhmm.ops.max_product import dense, reference
 from vlhmm.ops.recursion import Factors
 from vlhmm.tables import convert
 
-SMALL = dense.Tiling(16, 16, 4, 8, 1)
+SMALL = dense.Tiling(4, 8, 2, 4, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def random_factors(seed: int, batch: int, positions: int, states: int, device: s
     return convert(factors, device=device)
 
 
-def check(factors: Factors, persistent: bool, tiling: dense.Tiling | None) -> None:
+def check(factors: Factors, persistent: bool | None, tiling: dense.Tiling | None) -> None:
     single = convert(factors, dtype=torch.float32)
     gains, log_best, way = dense.max_product(single, keep_way=True, persistent=persistent, tiling=tiling)
     expected_gains, expected_best, pointers = reference.max_product(factors, back_pointers=True)
@@ -62,7 +62,7 @@ def check(factors: Factors, persistent: bool, tiling: dense.Tiling | None) -> No
     states = log_best.shape[1]
     for slot in {0, states // 2, states - 1}:
         last_slot = torch.full_like(factors.lengths, slot)
-        path, before = dense.trace(single, way, last_slot)
+        path, before = dense.trace(single.init_of, single.lengths, way, last_slot)
         expected_path, expected_before = reference.trace(factors, pointers, last_slot)
         assert torch.equal(path, expected_path)
         assert torch.equal(before, expected_before)
@@ -71,19 +71,18 @@ def check(factors: Factors, persistent: bool, tiling: dense.Tiling | None) -> No
     assert torch.equal(short[1], log_best)
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize(("batch", "positions", "states"), [(3, 5, 19), (1, 1, 5), (17, 2, 33), (2, 3, 1)])
-def test_scores_and_paths_equal_the_reference(batch: int, positions: int, states: int, persistent: bool) -> None:
-    check(random_factors(states, batch, positions, states), persistent, SMALL)
+@pytest.mark.parametrize(("batch", "positions", "states"), [(3, 5, 19), (1, 1, 5), (9, 2, 33), (2, 3, 1)])
+def test_scores_and_paths_equal_the_reference(batch: int, positions: int, states: int) -> None:
+    check(random_factors(states, batch, positions, states), None, SMALL)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("persistent", [None, False])
 @pytest.mark.parametrize(
     ("batch", "positions", "states"), [(40, 64, 512), (7, 65, 301), (1, 1, 5), (1, 9, 1), (40, 9, 1037), (3, 7, 2500)]
 )
 def test_on_a_gpu_scores_and_paths_equal_the_reference(
-    batch: int, positions: int, states: int, persistent: bool
+    batch: int, positions: int, states: int, persistent: bool | None
 ) -> None:
     check(random_factors(states, batch, positions, states, device="cuda"), persistent, None)
 

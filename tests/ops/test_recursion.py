@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vlhmm.ops.max_product import max_product, trace
 from vlhmm.ops.max_product import reference as max_reference
-from vlhmm.ops.recursion import Factors, filtered, recursion, reference, scaled
+from vlhmm.ops.recursion import Factors, filtered, moves, recursion, reference, scaled
+from vlhmm.ops.recursion.moves import LEAST_POSITIONS, LEAST_STATES
 from vlhmm.tables import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
@@ -72,6 +73,45 @@ def test_values_and_gradients_equal_the_reference(
         gradients(recursion, factors, cotangents), gradients(reference.recursion, factors, cotangents), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("states", [LEAST_STATES, LEAST_STATES + 3])
+@pytest.mark.parametrize(("batch", "positions"), [(1, LEAST_POSITIONS), (3, LEAST_POSITIONS + 3)])
+@pytest.mark.parametrize("packed", [True, False])
+def test_one_packed_tile_equals_the_reference(
+    packed: bool, batch: int, positions: int, states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, by the product that is packed where the library can, and by the one that is used elsewhere."""
+    if packed and not moves._library_packs():
+        pytest.skip("this build of PyTorch packs nothing")
+    monkeypatch.setattr(moves, "_library_packs", lambda: packed)
+    exact = random_factors(states + batch, batch, positions, states, tiles=1, spread=0.5)
+    factors = convert(exact, dtype=torch.float32)
+    assert moves.packs(factors) == packed
+    expected = reference.recursion(exact)
+    for ours, theirs in zip(filtered(factors), expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+    generator = torch.Generator().manual_seed(0)
+    cotangents = torch.randn(batch, positions, generator=generator), torch.randn(batch, states, generator=generator)
+    exact_cotangents = cotangents[0].double(), cotangents[1].double()
+    for ours, theirs in zip(
+        gradients(recursion, factors, cotangents),
+        gradients(reference.recursion, exact, exact_cotangents),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_library_that_refuses_to_pack_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> Tensor:
+        raise RuntimeError("no such layout")
+
+    moves._library_packs.cache_clear()
+    monkeypatch.setattr(moves, "_packed_product", refused)
+    try:
+        assert not moves.packs(convert(random_factors(0, 1, LEAST_POSITIONS, LEAST_STATES, 1), dtype=torch.float32))
+    finally:
+        moves._library_packs.cache_clear()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -19,7 +19,7 @@ from vlhmm.ops.recursion import Factors, Precision, dense, recursion_by_kernels,
 from vlhmm.tables import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
-METHODS: tuple[dense.Method, ...] = ("persistent", "launches", "library")
+METHODS: tuple[dense.Method, ...] = ("resident", "persistent", "launches", "library")
 SMALL = dense.Tiling(16, 16, 16, 4, 2)
 
 # For the value relative to log p(x), for gradients relative to the largest entry: bf16 keeps 8 bits, tf32 11.
@@ -86,22 +86,35 @@ def assert_near(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * max(largest, 1e-6))
 
 
+def forward(
+    factors: Factors,
+    precision: Precision,
+    keep: bool = True,
+    method: dense.Method | None = None,
+    tiling: dense.Tiling | None = None,
+) -> dense.DenseRun:
+    prepared = dense.prepare(factors.log_tiles[0], factors.log_inits, precision)
+    return dense.forward(prepared, dense.text_of(factors), precision, keep=keep, method=method, tiling=tiling)
+
+
 def check(factors: Factors, precision: Precision, method: dense.Method, tiling: dense.Tiling | None) -> None:
     single = convert(factors, dtype=torch.float32)
     cotangents = cotangents_of(factors)
     (token_log_probs, log_last), expected = gradients(by_reference, factors, cotangents)
     value, gradient = VALUE_TOLERANCE[precision], GRADIENT_TOLERANCE[precision]
-    run = dense.forward(single, precision, keep=True, method=method, tiling=tiling)
+    run = forward(single, precision, method=method, tiling=tiling)
     assert not run.suspect.any()
     assert_near(run.token_log_probs.double().sum(1), token_log_probs.sum(1), value)
     assert_near(run.last, log_last.exp(), gradient)
     filtered = reference.recursion(factors)[1].exp()
     assert_near(run.messages[1:].transpose(0, 1) * factors.within()[:, :, None], filtered, gradient)
-    short = dense.forward(single, precision, keep=False, method=method, tiling=tiling)
+    short = forward(single, precision, keep=False, method=method, tiling=tiling)
     assert torch.equal(short.token_log_probs, run.token_log_probs)
     assert torch.equal(short.last, run.last)
     token_cotangent, last_cotangent = (one.float() for one in cotangents)
-    ours = dense.backward(single, run, token_cotangent, last_cotangent, precision, method=method, tiling=tiling)
+    prepared = dense.prepare(single.log_tiles[0], single.log_inits, precision)
+    text = dense.text_of(single)
+    ours = dense.backward(prepared, text, run, token_cotangent, last_cotangent, precision, method=method, tiling=tiling)
     for name, theirs in zip(FLOATS, expected, strict=True):
         assert_near(getattr(ours, name), theirs, gradient)
 
@@ -123,6 +136,8 @@ def test_values_and_gradients_equal_the_reference(
 def test_on_a_gpu_values_and_gradients_equal_the_reference(
     batch: int, positions: int, states: int, method: dense.Method, precision: Precision
 ) -> None:
+    if method == "resident" and dense.method_for(batch, states, torch.device("cuda"), precision) != method:
+        pytest.skip("the programs cannot hold this tile")
     few = random_factors(states, min(batch, 7), positions, states, device="cuda")
     rows = torch.arange(batch, device="cuda") % few.lengths.shape[0]
     if batch <= few.lengths.shape[0]:
@@ -130,7 +145,7 @@ def test_on_a_gpu_values_and_gradients_equal_the_reference(
         return
     # The reference holds a tile for each sequence: a large batch repeats a few of them.
     single = convert(few.sequences(rows), dtype=torch.float32)
-    run = dense.forward(single, precision, keep=False, method=method)
+    run = forward(single, precision, keep=False, method=method)
     expected = reference.recursion(few)[0].sum(1)[rows]
     assert_near(run.token_log_probs.double().sum(1), expected, VALUE_TOLERANCE[precision])
 
@@ -178,6 +193,21 @@ def test_an_impossible_past_stays_impossible_over_a_restart() -> None:
     assert recursion_by_kernels(factors, "highest")[0].isneginf().all()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_no_number_is_seen_and_waited_for_by_nobody(method: dense.Method) -> None:
+    factors = convert(random_factors(4, 2, 3, 5), dtype=torch.float32)
+    log_tiles, log_previous = factors.log_tiles.clone(), factors.log_previous.clone()
+    log_tiles[0, 1, 2] = log_previous[0, 3] = torch.nan
+    broken = replace(
+        factors,
+        log_tiles=log_tiles,
+        log_previous=log_previous,
+        init_of=torch.full((2, 3), -1),
+        lengths=torch.tensor([3, 3]),
+    )
+    assert forward(broken, "highest", method=method, tiling=SMALL).token_log_probs.isnan().all()
+
+
 def softmax_factors(seed: int, spread: float) -> Factors:
     """Rows that are distributions, as sharp as an untrained model's with wide features."""
     factors = random_factors(seed, 3, 5, 19, spread)
@@ -192,7 +222,7 @@ def softmax_factors(seed: int, spread: float) -> Factors:
 def test_a_tile_as_sharp_as_exp_of_minus_100_is_no_reason_for_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = softmax_factors(5, 22.0)
     assert -109 < float(factors.log_tiles.amin() - factors.log_tiles.amax()) < -87
-    assert not dense.forward(convert(factors, dtype=torch.float32), "highest", keep=True, tiling=SMALL).suspect.any()
+    assert not forward(convert(factors, dtype=torch.float32), "highest", tiling=SMALL).suspect.any()
     assert_equal_to_reference(factors, monkeypatch)
 
 
@@ -213,7 +243,7 @@ def test_a_certain_token_has_exactly_the_log_probability_zero() -> None:
 def fading() -> Factors:
     """Tiles so sharp that some of their entries, and some messages, are 0 in float32, though none of them matters."""
     factors = softmax_factors(7, 30.0)
-    assert dense.forward(convert(factors, dtype=torch.float32), "highest", keep=True, tiling=SMALL).suspect.all()
+    assert forward(convert(factors, dtype=torch.float32), "highest", tiling=SMALL).suspect.all()
     return factors
 
 
@@ -285,7 +315,7 @@ def test_a_step_beyond_the_range_of_the_type_is_done_in_log_space() -> None:
         log_emission=torch.tensor([[[0.0, 0.0], [0.0, far], [-torch.inf, 0.0]]]),
         lengths=torch.tensor([3]),
     )
-    run = dense.forward(factors, "highest", keep=True, tiling=SMALL)
+    run = forward(factors, "highest", tiling=SMALL)
     assert run.suspect.all()
     # Two paths: 0 -> 0 -> 1 costs far, 0 -> 1 -> 1 costs 2 far.
     outputs, gradient = gradients(

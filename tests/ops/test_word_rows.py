@@ -97,3 +97,16 @@ def test_a_word_out_of_range_has_no_numbers(device: str) -> None:
 def test_elsewhere_words_out_of_range_are_refused() -> None:
     with pytest.raises(IndexError):
         word_rows(torch.zeros(3, 2), torch.tensor([[3]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_a_cpu_values_and_gradients_equal_the_reference(dtype: torch.dtype) -> None:
+    words = torch.tensor([[1, 4, 1], [0, 1, 3]])
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(5, 7, generator=generator, dtype=dtype).requires_grad_()
+    cotangent = torch.randn(2, 3, 7, generator=generator, dtype=dtype)
+    found, expected = word_rows(table, words), reference.word_rows(table, words)
+    assert torch.equal(found, expected)
+    (ours,), (theirs,) = (torch.autograd.grad(value, table, cotangent) for value in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert ours.dtype == dtype

@@ -108,7 +108,9 @@ def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor,
     assert isinstance(tables.transition, TableTransition)
     with torch.enable_grad():
         start = tables.log_start.detach().requires_grad_()
-        transition = tables.transition.log_prob.detach().requires_grad_()
+        table = tables.transition.log_prob
+        # A view: what an implementation keeps of the table serves here too.
+        transition = (table.detach() if table.requires_grad else table.view_as(table)).requires_grad_()
         emission = tables.log_emission.detach().requires_grad_()
         leaves = replace(tables, log_start=start, transition=TableTransition(transition), log_emission=emission)
         token_log_probs = score(leaves, batch).token_log_probs

@@ -56,11 +56,13 @@ def score(
 
 
 def can_be_captured(tables: Tables, batch: Batch) -> bool:
-    """Whether a CUDA graph can hold `score`: it then asks the device nothing, and its shapes follow from those of the batch."""
-    if kernels_take(tables):
-        return True
-    dense = one_tile(tables.support) and kernels_run(tables.dtype, tables.device)
-    return dense and batch.num_positions <= default_window(tables, batch.tokens.shape[0])
+    """Whether a CUDA graph can hold `score`: it then asks the device nothing, and its shapes follow from those of the batch.
+
+    A text of several windows is asked which sequences reach each of them.
+    """
+    if batch.num_positions > default_window(tables, batch.tokens.shape[0]):
+        return False
+    return kernels_take(tables) or (one_tile(tables.support) and kernels_run(tables.dtype, tables.device))
 
 
 def _window(

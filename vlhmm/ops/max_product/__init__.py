@@ -51,5 +51,5 @@ def trace(factors: Factors, way: Way, last_slot: Int[Tensor, " B"]) -> tuple[Int
     if isinstance(way, KeptScores):
         from vlhmm.ops.max_product import dense
 
-        return dense.trace(factors, way, last_slot)
+        return dense.trace(factors.init_of, factors.lengths, way, last_slot)
     return scores.trace(factors, way, last_slot)

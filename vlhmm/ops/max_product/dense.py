@@ -18,81 +18,127 @@ from vlhmm.ops.recursion.factors import Factors
 
 @dataclass(frozen=True)
 class Tiling:
-    """A program makes the scores of `rows` sequences x `columns` states, `unroll` source states at a time."""
+    """A program makes the scores of `rows` sequences x 4 `width` states, `unroll` source states at a time; `split` groups of
+    threads share the source states."""
 
     rows: int
-    columns: int
+    width: int
+    split: int
     num_warps: int
     unroll: int
-    programs_at_once: int
-    """How many of them share a multiprocessor: two hide each other's reads, where their registers suffice."""
+    """Must divide every share of the source states: `columns` is a multiple of `split` times this."""
+
+    @property
+    def columns(self) -> int:
+        return 4 * self.width
 
 
-# Smallest first. From the second on the compiler reads four columns at a time, so that of 2.4 instructions a pair of states
-# two are the addition and the maximum. A row and a column of a tile hold at most as many numbers as there are threads, or
-# nearly so: each thread then reads what it needs by itself, and nothing passes through shared memory.
-# Measured on one H200: 512 states 3.9 ms with the first, 4,096 states 59 ms with the last; 16 x 32 took 7.0 and 32 x 128 109.
-TILINGS = (
-    Tiling(4, 128, 4, 16, 2),
-    Tiling(8, 128, 4, 8, 2),
-    Tiling(32, 256, 8, 16, 1),
-)
+def tiling_for(states: int) -> Tiling:
+    """Eight parts of up to 512 states: with two hundred sequences nearly as many programs as an H200 has multiprocessors."""
+    width = min(128, max(16, power_of_2(states) // 32))
+    return Tiling(16, width, 256 // width, 8, 4)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The tile in the order in which the kernel reads it, for a tiling: made once for an HMM that stays as it is."""
+
+    tiling: Tiling
+    tile: Float[Tensor, "parts padded columns"]
+
+
+def moves(log_tile: Float[Tensor, "K K"], tiling: Tiling | None = None) -> Moves:
+    states = log_tile.shape[0]
+    tiling = tiling or tiling_for(states)
+    parts = pieces(states, tiling.columns)
+    padded = parts * tiling.columns
+    tile = pad(log_tile, (0, padded - states, 0, padded - states), value=-torch.inf)
+    return Moves(tiling, tile.view(padded, parts, tiling.columns).transpose(0, 1).contiguous())
 
 
 def max_product(
-    factors: Factors, keep_way: bool, *, persistent: bool = True, tiling: Tiling | None = None
+    factors: Factors, keep_way: bool, *, persistent: bool | None = None, tiling: Tiling | None = None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], KeptScores | None]:
-    """As the reference, with scores in place of back-pointers. `persistent=False` launches a kernel for every position."""
+    """As the reference, with scores in place of back-pointers. `persistent`: see `best_scores`."""
     size, length, states = factors.log_emission.shape
-    device = factors.log_emission.device
-    tiling = tiling or _tiling(size, states, multiprocessors(device))
-    row_tiles, parts = pieces(size, tiling.rows), pieces(states, tiling.columns)
-    padded = parts * tiling.columns
-    more = padded - states
-    tile = pad(factors.log_tiles[0], (0, more, 0, more), value=-torch.inf)
-    tile = tile.view(padded, parts, tiling.columns).transpose(0, 1).contiguous()
+    return best_scores(
+        moves(factors.log_tiles[0], tiling),
+        factors.log_emission.contiguous().view(-1, states),
+        torch.arange(size * length, device=factors.lengths.device).view(size, length),
+        factors.log_inits.contiguous(),
+        factors.init_of.contiguous(),
+        factors.log_previous,
+        factors.lengths,
+        keep_way,
+        persistent=persistent,
+    )
+
+
+def best_scores(
+    moves: Moves,
+    log_rows: Float[Tensor, "N K"],
+    row_of: Int[Tensor, "B T"],
+    log_inits: Float[Tensor, "I K"],
+    init_of: Int[Tensor, "B T"],
+    log_previous: Float[Tensor, "B K"],
+    lengths: Int[Tensor, " B"],
+    keep_way: bool,
+    *,
+    persistent: bool | None = None,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], KeptScores | None]:
+    """`max_product` where the log emission at position t of sequence b is row `row_of[b, t]` of `log_rows`.
+
+    `persistent`: one kernel for all positions, else one for each (None: the first where all its programs run at once).
+    """
+    size, length = row_of.shape
+    states, device, tiling = log_rows.shape[1], log_rows.device, moves.tiling
+    parts, padded, _ = moves.tile.shape
+    row_tiles = pieces(size, tiling.rows)
+    programs = row_tiles * parts
+    if persistent is None:
+        # The interpreter runs programs one after the other: they cannot wait for one another.
+        persistent = device.type == "cuda" and programs <= multiprocessors(device)
     slots = length + 1 if keep_way else 2
     scores = torch.empty(slots, row_tiles, padded, tiling.rows, device=device)
-    previous = pad(factors.log_previous, (0, more, 0, row_tiles * tiling.rows - size), value=-torch.inf)
+    previous = pad(log_previous, (0, padded - states, 0, row_tiles * tiling.rows - size), value=-torch.inf)
     scores[0] = previous.view(row_tiles, tiling.rows, padded).transpose(1, 2)
     peaks = torch.empty(length + 1, size, parts, device=device)
-    peaks[0] = factors.log_previous.amax(1, keepdim=True)
-    arrived = torch.zeros(1, dtype=torch.int32, device=device)
-    programs = row_tiles * parts
+    peaks[0] = log_previous.amax(1, keepdim=True)
+    # A count a line of memory: those of others are not disturbed.
+    arrived = torch.zeros(row_tiles, 32, dtype=torch.int32, device=device)
     options: dict[str, Any] = {"num_warps": tiling.num_warps}
     if persistent:
-        # Programs that wait for one another must all run at once.
-        programs = min(programs, tiling.programs_at_once * multiprocessors(device))
-        if device.type == "cuda":
-            options["launch_cooperative_grid"] = True
+        options["launch_cooperative_grid"] = True
     for first in [0] if persistent else range(length):
         kernel.max_steps[(programs,)](
-            *(scores, tile, factors.log_emission.contiguous(), factors.log_inits.contiguous()),
-            *(factors.init_of.contiguous(), factors.lengths, peaks, arrived),
+            *(scores, moves.tile, log_rows, row_of, log_inits, init_of, lengths, peaks, arrived),
             *(size, length, states, slots, first, length if persistent else first + 1),
             PARTS=power_of_2(parts),
             ROWS=tiling.rows,
-            COLUMNS=tiling.columns,
+            WIDTH=tiling.width,
+            SPLIT=tiling.split,
             UNROLL=tiling.unroll,
             PERSISTENT=persistent,
             **options,
         )
-    gains = torch.where(factors.within(), peaks[1:].amax(2).T, 0.0)
+    within = torch.arange(length, device=device) < lengths[:, None]
+    gains = torch.where(within, peaks[1:].amax(2).T, 0.0)
     last = scores[length % slots].transpose(1, 2).reshape(-1, padded)[:size, :states]
     # Where the text fills all positions the last step's scores are raw.
-    shift = torch.where((factors.lengths == length) & (gains[:, -1] > -torch.inf), gains[:, -1], 0.0)
-    return gains, last - shift[:, None], KeptScores(scores, tile) if keep_way else None
+    shift = torch.where((lengths == length) & (gains[:, -1] > -torch.inf), gains[:, -1], 0.0)
+    return gains, last - shift[:, None], KeptScores(scores, moves.tile) if keep_way else None
 
 
 def trace(
-    factors: Factors, way: KeptScores, last_slot: Int[Tensor, " B"]
+    init_of: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], way: KeptScores, last_slot: Int[Tensor, " B"]
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
     """The best path that ends in `last_slot`, -1 past the length, and its slot before position 0."""
     _, row_tiles, padded, rows = way.scores.shape
-    size, length = factors.init_of.shape
-    path, first_slot = torch.empty_like(factors.tile_of), torch.empty_like(last_slot)
+    size, length = init_of.shape
+    path = torch.empty(size, length, dtype=torch.int64, device=lengths.device)
+    first_slot = torch.empty_like(last_slot)
     kernel.trace_path[(size,)](
-        *(way.scores, way.tile, factors.init_of.contiguous(), factors.lengths, last_slot.contiguous()),
+        *(way.scores, way.tile, init_of.contiguous(), lengths, last_slot.contiguous()),
         *(path, first_slot, length, row_tiles, padded),
         ROWS=rows,
         COLUMNS=way.tile.shape[2],
@@ -100,13 +146,3 @@ def trace(
         num_warps=4,
     )
     return path, first_slot
-
-
-def _tiling(size: int, states: int, multiprocessors: int) -> Tiling:
-    """The smallest that needs no second round of programs, else the largest."""
-    fitting = (
-        one
-        for one in TILINGS
-        if pieces(size, one.rows) * pieces(states, one.columns) <= one.programs_at_once * multiprocessors
-    )
-    return next(fitting, TILINGS[-1])

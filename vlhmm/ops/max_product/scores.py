@@ -36,51 +36,59 @@ def max_product(
     begun = factors.init_of >= 0
     any_begun, all_begun = begun.any(0).tolist(), begun.all(0).tolist()
     # Every sequence takes the one tile: it need not be copied for each.
-    tile_of = None if factors.log_tiles.shape[0] == 1 else factors.tile_of
+    one_tile = factors.log_tiles.shape[0] == 1
     shortest = int(factors.lengths.min())
     log_best = factors.log_previous - factors.log_previous.amax(1, keepdim=True)
     log_best = torch.where(log_best.isnan(), -torch.inf, log_best)
-    alive = factors.begins_alive()[:, None]
     gains = torch.empty_like(factors.log_emission[:, :, 0])
     log_before = torch.empty_like(factors.log_emission) if keep_way else None
+    lowest = torch.finfo(gains.dtype).min
     for t in range(factors.num_positions):
         if log_before is not None:
             log_before[:, t] = log_best
         score = log_best
         if not all_begun[t]:
-            score = _best_move(log_best, log_tiles_into, None if tile_of is None else tile_of[:, t])
+            if one_tile:
+                score = _best_move(log_best, log_tiles_into[0])
+            else:
+                score = _best_own_move(log_best, log_tiles_into, factors.tile_of[:, t])
         if any_begun[t]:
+            # What has once become impossible stays so, also when the states begin anew.
+            alive = factors.begins_alive() & (gains[:, :t] > -torch.inf).all(1)
             begins = factors.log_inits[factors.init_of[:, t].clamp(min=0)]
-            score = torch.where(begun[:, t, None], begins, score)
-        score = torch.where(alive, score + factors.log_emission[:, t], -torch.inf)
+            score = torch.where(begun[:, t, None], begins.masked_fill(~alive[:, None], -torch.inf), score)
+        score = score + factors.log_emission[:, t]
         gain = score.amax(1, keepdim=True)
-        possible = gain > -torch.inf
-        score = score - torch.where(possible, gain, 0.0)
+        # Of an impossible text all scores stay -inf.
+        score.sub_(gain.clamp(min=lowest))
         if t >= shortest:
             within = (t < factors.lengths)[:, None]
             score = torch.where(within, score, log_best)
             gain = torch.where(within, gain, 0.0)
-            possible = possible | ~within
-        log_best, alive = score, alive & possible
+        log_best = score
         gains[:, t] = gain[:, 0]
     return gains, log_best, None if log_before is None else ScoresBefore(log_before, log_tiles_into)
 
 
-def _best_move(
-    log_best: Float[Tensor, "B K"], log_tiles_into: Float[Tensor, "U K K"], tile_of: Int[Tensor, " B"] | None
-) -> Float[Tensor, "B K"]:
-    """max over z of log_best(z) + log A[z, z'], a few pairs of states at a time."""
+def _best_move(log_best: Float[Tensor, "B K"], log_tile_into: Float[Tensor, "K K"]) -> Float[Tensor, "B K"]:
+    """max over z of log_best(z) + log A[z, z'], the tile a few rows at a time for all sequences."""
     size, states = log_best.shape
     best = torch.empty_like(log_best)
-    row_bytes = states * log_best.element_size()
-    if tile_of is None:
-        # The one tile goes by once, for all sequences.
-        at_once = max(1, STEP_BYTES // (size * row_bytes))
-        for first in range(0, states, at_once):
-            some = slice(first, first + at_once)
-            torch.amax(log_tiles_into[0, some] + log_best[:, None], dim=2, out=best[:, some])
-        return best
-    at_once = max(1, STEP_BYTES // (states * row_bytes))
+    at_once = max(1, STEP_BYTES // (size * states * log_best.element_size()))
+    pairs = log_best.new_empty(size, min(at_once, states), states)
+    for rows, found in zip(log_tile_into.split(at_once), best.split(at_once, dim=1), strict=True):
+        some = torch.add(rows, log_best[:, None], out=pairs[:, : rows.shape[0]])
+        torch.amax(some, dim=2, out=found)
+    return best
+
+
+def _best_own_move(
+    log_best: Float[Tensor, "B K"], log_tiles_into: Float[Tensor, "U K K"], tile_of: Int[Tensor, " B"]
+) -> Float[Tensor, "B K"]:
+    """The same with a tile for each sequence, a few sequences at a time."""
+    size, states = log_best.shape
+    best = torch.empty_like(log_best)
+    at_once = max(1, STEP_BYTES // (states * states * log_best.element_size()))
     for first in range(0, size, at_once):
         some = slice(first, first + at_once)
         torch.amax(log_tiles_into[tile_of[some]] + log_best[some, None], dim=2, out=best[some])
@@ -96,7 +104,11 @@ def trace(
     slots = torch.empty_like(factors.tile_of)
     for t in range(factors.num_positions - 1, -1, -1):
         slots[:, t] = here
-        scores = way.log_before[:, t] + way.log_tiles_into[factors.tile_of[:, t], here]
+        if way.log_tiles_into.shape[0] == 1:
+            log_into = way.log_tiles_into[0].index_select(0, here)
+        else:
+            log_into = way.log_tiles_into[factors.tile_of[:, t], here]
+        scores = way.log_before[:, t] + log_into
         if any_begun[t]:
             scores = torch.where(begun[:, t, None], way.log_before[:, t], scores)
         before = scores.argmax(1)

@@ -79,7 +79,8 @@ def filtered(
     if _kernels_take(factors):
         from vlhmm.ops.recursion import dense
 
-        dense_run = dense.forward(factors, precision, keep=True)
+        prepared = dense.prepare(factors.log_tiles[0], factors.log_inits, precision)
+        dense_run = dense.forward(prepared, dense.text_of(factors), precision, keep=True)
         token_log_probs, suspect = dense_run.token_log_probs, dense_run.suspect
         alpha = dense_run.messages[1:].transpose(0, 1)
     else:
@@ -124,16 +125,18 @@ class _Recursion(torch.autograd.Function):
         lengths: Tensor,
     ) -> tuple[Tensor, Tensor]:
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
-        run = scaled.forward(factors, scaled.scale(factors))
+        scaled_factors = scaled.scale(factors)
+        run = scaled.forward(factors, scaled_factors)
         token_log_probs, log_last = run.token_log_probs, run.alpha[:, -1].log()
         rows = run.suspect.nonzero()[:, 0]
         if rows.numel():
             again = _again(factors.sequences(rows))
             _put(rows, (token_log_probs, log_last), (again[0], again[2]))
-        # The scaled factors are made again on the way back: tiles are the largest thing here.
         ctx.save_for_backward(
             *(log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths),
             *(run.alpha, run.scale, run.suspect, token_log_probs, log_last),
+            # Many scaled tiles are made again on the way back: they are the largest thing here.
+            *(scaled_factors.tensors() if log_tiles.shape[0] == 1 else ()),
         )
         return token_log_probs, log_last
 
@@ -142,7 +145,7 @@ class _Recursion(torch.autograd.Function):
         # Asked for once: under checkpointing a second time would be refused.
         saved = ctx.saved_tensors
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
-        alpha, totals, suspect, token_log_probs, log_last = saved[7:]
+        alpha, totals, suspect, token_log_probs, log_last = saved[7:12]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
         # An impossible token or state has no gradient, whatever was asked of it.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
@@ -153,9 +156,8 @@ class _Recursion(torch.autograd.Function):
             alpha = alpha.index_fill(0, rows, 0.0)
             scaled_cotangents = (token_cotangent.index_fill(0, rows, 0.0), last_cotangent.index_fill(0, rows, 0.0))
         wanted = ctx.needs_input_grad[:4]
-        gradient = scaled.backward(
-            factors, scaled.scale(factors), alpha, totals, *scaled_cotangents, tile_gradient=wanted[2]
-        )
+        scaled_factors = scaled.Scaled(*saved[12:]) if len(saved) > 12 else scaled.scale(factors)
+        gradient = scaled.backward(factors, scaled_factors, alpha, totals, *scaled_cotangents, tile_gradient=wanted[2])
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if rows.numel():
             gradients = _with_rows(gradients, rows, factors, token_cotangent, last_cotangent)
@@ -182,7 +184,8 @@ class _DenseRecursion(torch.autograd.Function):
         from vlhmm.ops.recursion import dense
 
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
-        run = dense.forward(factors, precision, keep=keep)
+        prepared, text = dense.prepare(log_tiles[0], log_inits, precision), dense.text_of(factors)
+        run = dense.forward(prepared, text, precision, keep=keep)
         token_log_probs, log_last = run.token_log_probs, run.last.log()
         may_look = not _in_capture(log_emission.device)
         left_out = run.suspect if may_look else run.lost
@@ -195,7 +198,8 @@ class _DenseRecursion(torch.autograd.Function):
             ctx.precision = precision
             ctx.save_for_backward(
                 *(log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths),
-                *(run.messages, run.scale, left_out, run.tile, run.extent, token_log_probs, log_last),
+                *(run.messages, run.scale, left_out, prepared.tile, prepared.extent, text.peaks, text.row_of),
+                *(token_log_probs, log_last),
             )
         return token_log_probs, log_last
 
@@ -205,15 +209,17 @@ class _DenseRecursion(torch.autograd.Function):
 
         saved = ctx.saved_tensors
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
-        messages, totals, left_out, tile, extent, token_log_probs, log_last = saved[7:]
+        messages, totals, left_out, tile, extent, peaks, row_of, token_log_probs, log_last = saved[7:]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
         # An impossible token or state has no gradient, whatever was asked of it.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
         last_cotangent = torch.where(log_last.isinf(), 0.0, cotangents[1])
         trusted = (~left_out)[:, None]
+        log_rows = log_emission.contiguous().flatten(0, 1)
         gradient = dense.backward(
-            factors,
-            dense.DenseRun(token_log_probs, messages, totals, left_out, left_out, tile, extent),
+            dense.Prepared(log_tiles[0].contiguous(), tile, extent, log_inits.contiguous()),
+            dense.Text(log_rows, peaks, row_of, init_of.contiguous(), lengths, log_previous.contiguous()),
+            dense.DenseRun(token_log_probs, messages, totals, left_out.to(torch.int8)),
             token_cotangent * trusted,
             last_cotangent * trusted,
             ctx.precision,

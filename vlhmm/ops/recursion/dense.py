@@ -1,7 +1,7 @@
 """The recursion when every position takes the one tile, on a GPU: what is allocated, how the work is cut, which kernel.
 
-Up to a few thousand states one persistent kernel a direction walks over time. With more of them the product of a step
-outweighs its launch, and is left to the library.
+Up to about a thousand states one persistent kernel a direction walks over time and keeps the tile on the chip; up to a few thousand
+another reads the tile anew at each step. With more of them the product of a step outweighs its launch, and is left to the library.
 
 Axes as in `factors`. Nothing here asks the device anything.
 """
@@ -18,18 +18,25 @@ from torch import Tensor
 from vlhmm.ops.recursion import kernel
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.scaled import Gradient
+from vlhmm.ops.resident_recursion import kernel as resident
 from vlhmm.precision import Precision
 
-Method = Literal["persistent", "launches", "library"]
-"""One kernel for all positions; the same kernel launched for each; or the library's matrix product and a kernel for the rest."""
+Method = Literal["resident", "persistent", "launches", "library"]
+"""One kernel for all positions, each program with its part of the tile; the same, reading the tile at each step; that one launched
+for each position; or the library's matrix product and a kernel for the rest."""
 
 LARGEST_PERSISTENT = 8192
-"""Measured on one H200: 2.2 ms against 4.8 for 4,096 states. With more states a step is bound by reading the tile, and the library reads it with fewer bytes between the caches."""
+"""Measured on one H200: 2.2 ms against 4.8 for 4,096 states where Python launches each product."""
+
+LARGEST_PERSISTENT_IN_GRAPH = 1024
+"""A graph's launches cost little: the library takes 0.85 ms against 1.16 for 2,048 states and 1.75 against 1.99 for 4,096; for
+1,024 it takes 0.65 against 0.62."""
 
 SMALLEST_TOTAL = 1e-19
 """A message is multiplied before it is divided by its sum: beneath the root of float32's range that loses digits. Since tiles and
 emissions are lifted by 2^32, such a sum is 5e-39 of the largest."""
 
+SMALLEST_MESSAGE = torch.finfo(torch.float32).tiny ** 0.75
 
 PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype")
 """Whether this torch can give a bfloat16 product in float32; else tf32 stands in for it."""
@@ -64,8 +71,40 @@ TILINGS = (
     Tiling(128, 128, 64, 8, 4),
 )
 
+# All source states are taken at once. Measured on one H200, 200 sequences of 64: 512 states 0.27 ms forward and 0.35 back, where
+# reading the tile at each step takes 0.36 and 0.41; 1,024 states 0.49 and 0.58 instead of 0.62 and 0.72.
+RESIDENT_TILINGS = (Tiling(16, 64, 0, 4, 1), Tiling(32, 64, 0, 8, 1))
+
+SPARE_BYTES = 4 << 10
+"""Of a program's shared memory, beside its part of the tile and a message."""
+
 LIBRARY_TILING = Tiling(4, 512, 16, 4, 1)
 """Where the library makes the product, a program has only whole rows to read and write."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What depends on the tile and the initial rows alone: made once for an HMM that stays as it is."""
+
+    log_tile: Float[Tensor, "K K"]
+    tile: Float[Tensor, "K K"]
+    """2^32 exp(log A - peak), as the matrix products read it."""
+    extent: Float[Tensor, " 2"]
+    """The smallest and the largest log A."""
+    log_inits: Float[Tensor, "I K"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """The rest of the factors: the emission at position t of sequence b is row `row_of[b, t]` of a table."""
+
+    log_rows: Float[Tensor, "N K"]
+    peaks: Float[Tensor, " N"]
+    """The largest entry of each row, 0 where all are -inf."""
+    row_of: Int[Tensor, "B T"]
+    init_of: Int[Tensor, "B T"]
+    lengths: Int[Tensor, " B"]
+    log_previous: Float[Tensor, "B K"]
 
 
 @dataclass(frozen=True)
@@ -78,22 +117,51 @@ class DenseRun:
     were not kept S = 2, and the last message stands at T % 2."""
     scale: Float[Tensor, "B T"]
     """c_t of the scaled factors; 1 past the length."""
-    suspect: Bool[Tensor, " B"]
-    """A probability that matters may have been too small for its type."""
-    lost: Bool[Tensor, " B"]
-    """Those of them in which the sum of a step was: of the others only single messages were, which seldom matters."""
-    tile: Float[Tensor, "K K"]
-    """2^32 exp(log A - peak), as the matrix products read it."""
-    extent: Float[Tensor, " 2"]
-    """The smallest and the largest log A."""
+    doubt: Int[Tensor, " B"]
+    """1: single messages were too small for their type, which seldom matters; 2: the sum of a step was."""
+
+    @property
+    def suspect(self) -> Bool[Tensor, " B"]:
+        """A probability that matters may have been too small for its type."""
+        return self.doubt > 0
+
+    @property
+    def lost(self) -> Bool[Tensor, " B"]:
+        return self.doubt > 1
 
     @property
     def last(self) -> Float[Tensor, "B K"]:
         return self.messages[self.scale.shape[1] % self.messages.shape[0]]
 
 
+def prepare(log_tile: Float[Tensor, "K K"], log_inits: Float[Tensor, "I K"], precision: Precision) -> Prepared:
+    log_tile = log_tile.contiguous()
+    extent = torch.stack(torch.aminmax(log_tile))
+    tile = torch.empty(log_tile.shape, device=log_tile.device, dtype=_operand_type(precision, log_tile.device))
+    count = tile.numel()
+    kernel.exp_tile[(pieces(count, 4096),)](log_tile, extent, tile, tile, count, TIMES=False, BLOCK=4096)
+    return Prepared(log_tile, tile, extent, log_inits.contiguous())
+
+
+def row_peaks(log_rows: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
+    peaks = torch.empty(log_rows.shape[0], device=log_rows.device)
+    block = min(4096, power_of_2(log_rows.shape[1]))
+    kernel.row_peaks[(log_rows.shape[0],)](log_rows, peaks, log_rows.shape[1], BLOCK=block, num_warps=_warps(block))
+    return peaks
+
+
+def text_of(factors: Factors) -> Text:
+    """Every position has a row of its own."""
+    size, length, states = factors.log_emission.shape
+    log_rows = factors.log_emission.contiguous().view(-1, states)
+    row_of = torch.arange(size * length, device=log_rows.device).view(size, length)
+    rest = (factors.init_of.contiguous(), factors.lengths, factors.log_previous.contiguous())
+    return Text(log_rows, row_peaks(log_rows), row_of, *rest)
+
+
 def forward(
-    factors: Factors,
+    prepared: Prepared,
+    text: Text,
     precision: Precision,
     *,
     keep: bool,
@@ -101,28 +169,31 @@ def forward(
     tiling: Tiling | None = None,
 ) -> DenseRun:
     """The forward pass; `keep` the messages of all positions if a gradient or the filtered states will be asked for."""
-    size, length, states = factors.log_emission.shape
-    device = factors.log_emission.device
-    method = method or _method(states)
+    size, length = text.row_of.shape
+    states, device = prepared.tile.shape[0], prepared.tile.device
+    method = method or method_for(size, states, device, precision)
     tiling = tiling or _tiling(size, states, device, precision, method)
     parts = pieces(states, tiling.columns)
-    extent = torch.stack(torch.aminmax(factors.log_tiles))
-    tile = torch.empty(states, states, device=device, dtype=_operand_type(precision, device))
-    _exp_tile(factors.log_tiles, extent, tile)
     slots = length + 1 if keep else 2
     messages = torch.empty(slots, size, states, device=device)
-    operand = torch.empty(2, size, states, device=device, dtype=tile.dtype)
-    sums = torch.empty(length + 1, size, parts, device=device)
     lows = torch.empty(length, size, parts, device=device)
-    rows = _scaled_rows(factors, (messages[0], operand[0], sums[0]))
-    arguments = (
-        *(operand, messages, tile, rows.emission, rows.inits, factors.init_of.contiguous(), factors.lengths),
-        *(sums, lows),
-    )
+    if method == "resident":
+        # Read until a number stands there.
+        operand = torch.full((length + 1, size, states), torch.nan, device=device, dtype=prepared.tile.dtype)
+        sums = torch.full((length + 1, size, parts), torch.nan, device=device)
+    else:
+        operand = torch.empty(2, size, states, device=device, dtype=prepared.tile.dtype)
+        sums = torch.empty(length + 1, size, parts, device=device)
+    begun = _begin(prepared, text, messages[0], operand[0], sums[0])
+    emission = (text.log_rows, text.peaks, text.row_of)
+    arguments = (operand, messages, prepared.tile, *emission, begun.inits, text.init_of, text.lengths, sums, lows)
     sizes = (size, length, states, slots)
-    if method == "library":
+    if method == "resident":
+        steps = resident.forward_steps
+        _launch_resident(steps, arguments, sizes, length, length + 1, tiling, KEEP=keep)
+    elif method == "library":
         for t in range(length + 1):
-            product = _product(operand[t % 2], tile, precision) if t < length else messages
+            product = _product(operand[t % 2], prepared.tile, precision) if t < length else messages
             _launch(kernel.forward_steps, (*arguments, product), sizes, range(t, t + 1), tiling, precision, method)
     else:
         _launch(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1), tiling, precision, method)
@@ -130,62 +201,95 @@ def forward(
     scale = torch.empty_like(token_log_probs)
     doubt = torch.empty(size, dtype=torch.int8, device=device)
     kernel.finish[(size,)](
-        *(sums, lows, rows.emission_peak, rows.init_peak, extent, rows.vanished, factors.init_of.contiguous()),
-        *(factors.lengths, token_log_probs, scale, doubt, size, length, parts),
+        *(sums, lows, text.peaks, text.row_of, begun.init_peak, prepared.extent, begun.vanished, text.init_of),
+        *(text.lengths, token_log_probs, scale, doubt, size, length, parts),
         SMALLEST_TOTAL=SMALLEST_TOTAL,
-        SMALLEST_MESSAGE=torch.finfo(torch.float32).tiny ** 0.75,
+        SMALLEST_MESSAGE=SMALLEST_MESSAGE,
         POSITIONS=16,
         PARTS=power_of_2(parts),
     )
-    return DenseRun(token_log_probs, messages, scale, doubt > 0, doubt > 1, tile, extent)
+    return DenseRun(token_log_probs, messages, scale, doubt)
 
 
 def backward(
-    factors: Factors,
+    prepared: Prepared,
+    text: Text,
     run: DenseRun,
     token_cotangent: Float[Tensor, "B T"],
     last_cotangent: Float[Tensor, "B K"],
     precision: Precision,
     *,
     tile_gradient: bool = True,
+    init_gradient: bool = True,
+    nonnegative: bool = False,
     method: Method | None = None,
     tiling: Tiling | None = None,
 ) -> Gradient:
-    """The vector-Jacobian product; sequences that are suspect must have cotangents of 0, and get a gradient of 0.
+    """The vector-Jacobian product; sequences in doubt must have cotangents of 0, and get a gradient of 0.
 
-    Without `tile_gradient` that of the tile is left empty: posteriors need no product of all positions.
+    Without `tile_gradient` and `init_gradient` those are left empty: posteriors need no products of all positions. The gradient
+    of the emission is that of each position, not of the table's rows; if `nonnegative`, since no cotangent is negative, rounding
+    leaves nothing of it below 0.
     """
-    size, length, states = factors.log_emission.shape
-    device = factors.log_emission.device
-    method = method or _method(states)
+    size, length = text.row_of.shape
+    states, device = prepared.tile.shape[0], prepared.tile.device
+    method = method or method_for(size, states, device, precision)
     tiling = tiling or _tiling(size, states, device, precision, method)
-    rows = _scaled_rows(factors, None)
-    ratio = torch.empty(length, size, states, device=device, dtype=run.tile.dtype)
-    sums = torch.empty(length, size, pieces(states, tiling.columns), device=device)
+    parts = pieces(states, tiling.columns)
+    if method == "resident":
+        # Read until a number stands there; nothing comes from past the end.
+        ratio = torch.full((length + 1, size, states), torch.nan, device=device, dtype=prepared.tile.dtype)
+        sums = torch.full((length + 1, size, parts), torch.nan, device=device)
+        ratio[length] = 0.0
+        sums[length] = 0.0
+    else:
+        ratio = torch.empty(length, size, states, device=device, dtype=prepared.tile.dtype)
+        sums = torch.empty(length, size, parts, device=device)
+    posterior = torch.empty(size, length, states, device=device)
     flow = torch.empty(size, states, device=device)
     # Dead and suspect sequences alike have no way back.
     scale = torch.where(run.suspect[:, None], 0.0, run.scale)
     arguments = (
-        *(ratio, run.messages, run.tile, rows.emission, factors.init_of.contiguous(), factors.lengths, scale),
-        *(token_cotangent.contiguous(), last_cotangent.contiguous(), last_cotangent.sum(1), sums, flow),
+        *(ratio, run.messages, prepared.tile, text.log_rows, text.peaks, text.row_of, posterior, text.init_of),
+        *(text.lengths, scale, token_cotangent.contiguous(), last_cotangent.contiguous(), last_cotangent.sum(1)),
+        *(sums, flow),
     )
     sizes = (size, length, states)
-    if method == "library":
+    if method == "resident":
+        _launch_resident(
+            resident.backward_steps, arguments, sizes, length + 1, length + 1, tiling, NONNEGATIVE=nonnegative
+        )
+    elif method == "library":
         for step in range(length + 1):
-            product = _product(ratio[length - step], run.tile.T, precision) if step else flow
+            product = _product(ratio[length - step], prepared.tile.T, precision) if step else flow
             _launch(
-                kernel.backward_steps, (*arguments, product), sizes, range(step, step + 1), tiling, precision, method
+                kernel.backward_steps,
+                (*arguments, product),
+                sizes,
+                range(step, step + 1),
+                tiling,
+                precision,
+                method,
+                NONNEGATIVE=nonnegative,
             )
     else:
-        _launch(kernel.backward_steps, (*arguments, flow), sizes, range(length + 1), tiling, precision, method)
-    # Each program has put the posterior where it had read the emission.
-    posterior = rows.emission
-    from_tile = factors.log_tiles.new_empty(0, states, states)
+        _launch(
+            kernel.backward_steps,
+            (*arguments, flow),
+            sizes,
+            range(length + 1),
+            tiling,
+            precision,
+            method,
+            NONNEGATIVE=nonnegative,
+        )
+    from_tile = prepared.log_tile.new_empty(0, states, states)
     if tile_gradient:
         before = run.messages[:-1].view(-1, states)
-        from_tile = _product(before.T, ratio.view(-1, states), precision)[None]
-        _times_tile(from_tile, factors.log_tiles, run.extent)
-    return Gradient(flow, _init_gradient(factors, posterior), from_tile, posterior)
+        from_tile = _product(before.T, ratio[:length].view(-1, states), precision)[None]
+        _times_tile(from_tile, prepared)
+    from_inits = _init_gradient(prepared, text, posterior) if init_gradient else posterior.new_empty(0, states)
+    return Gradient(flow, from_inits, from_tile, posterior)
 
 
 def _operand_type(precision: Precision, device: torch.device) -> torch.dtype:
@@ -193,14 +297,32 @@ def _operand_type(precision: Precision, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
 
 
-def _method(states: int) -> Method:
-    return "persistent" if states <= LARGEST_PERSISTENT else "library"
+def method_for(size: int, states: int, device: torch.device, precision: Precision, *, in_graph: bool = False) -> Method:
+    """The fastest; `in_graph`: where launches cost little."""
+    if _resident_tiling(size, states, device, precision) is not None:
+        return "resident"
+    return "persistent" if states <= (LARGEST_PERSISTENT_IN_GRAPH if in_graph else LARGEST_PERSISTENT) else "library"
+
+
+def _resident_tiling(size: int, states: int, device: torch.device, precision: Precision) -> Tiling | None:
+    """The smallest with which all programs run at once and hold their part of the tile."""
+    if precision != "bf16":
+        return None
+    sources = max(16, power_of_2(states))
+    for tiling in RESIDENT_TILINGS:
+        programs = pieces(size, tiling.rows) * pieces(states, tiling.columns)
+        held = 2 * sources * (tiling.rows + tiling.columns)
+        if programs <= multiprocessors(device) and held + SPARE_BYTES <= _shared_bytes(device):
+            return tiling
+    return None
 
 
 def _tiling(size: int, states: int, device: torch.device, precision: Precision, method: Method) -> Tiling:
     """The smallest that needs no second round of programs, else the largest."""
     if method == "library":
         return LIBRARY_TILING
+    if method == "resident":
+        return _resident_tiling(size, states, device, "bf16") or RESIDENT_TILINGS[-1]
     programs = multiprocessors(device)
     fitting = (one for one in TILINGS if pieces(size, one.rows) * pieces(states, one.columns) <= programs)
     tiling = next(fitting, TILINGS[-1])
@@ -215,6 +337,46 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+def _shared_bytes(device: torch.device) -> int:
+    """What a program may have of a multiprocessor's shared memory."""
+    # What every GPU has, where this build of PyTorch does not say.
+    everywhere = 48 << 10
+    if device.type != "cuda":
+        return everywhere
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", everywhere)
+
+
+def _launch_resident(
+    steps_kernel: Any,
+    arguments: tuple[Tensor, ...],
+    sizes: tuple[int, ...],
+    steps: int,
+    launches: int,
+    tiling: Tiling,
+    **options: Any,
+) -> None:
+    """All steps in one launch; the interpreter, whose programs cannot wait for one another, launches each, and the end."""
+    size, _, states = sizes[:3]
+    waits = arguments[0].is_cuda
+    parts = pieces(states, tiling.columns)
+    if waits:
+        options["launch_cooperative_grid"] = True
+    for first, end in [(0, steps)] if waits else [(t, min(t + 1, steps)) for t in range(launches)]:
+        steps_kernel[(pieces(size, tiling.rows) * parts,)](
+            *arguments,
+            *sizes,
+            first,
+            end,
+            PARTS=power_of_2(parts),
+            ROWS=tiling.rows,
+            COLUMNS=tiling.columns,
+            SOURCES=max(16, power_of_2(states)),
+            PERSISTENT=waits,
+            num_warps=tiling.num_warps,
+            **options,
+        )
+
+
 def _launch(
     steps_kernel: Any,
     arguments: tuple[Tensor, ...],
@@ -223,13 +385,14 @@ def _launch(
     tiling: Tiling,
     precision: Precision,
     method: Method,
+    **options: Any,
 ) -> None:
     """All steps in one launch, or each in its own."""
     size, _, states = sizes[:3]
     device = arguments[0].device
     parts = pieces(states, tiling.columns)
     programs = pieces(size, tiling.rows) * parts
-    options: dict[str, Any] = {"num_warps": tiling.num_warps, "num_stages": tiling.num_stages}
+    options |= {"num_warps": tiling.num_warps, "num_stages": tiling.num_stages}
     arrived = arguments[-1]
     if method == "persistent":
         arrived = torch.zeros(1, dtype=torch.int32, device=device)
@@ -267,66 +430,52 @@ def _product(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"], precision:
         torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def _init_gradient(factors: Factors, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:
+def _init_gradient(prepared: Prepared, text: Text, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:
     """Each initial row's posteriors summed, as a product with a few indicator rows: no sorting, nothing asked of the host."""
-    num_inits = factors.log_inits.shape[0]
+    num_inits = prepared.log_inits.shape[0]
     if num_inits == 0:
-        return torch.zeros_like(factors.log_inits)
+        return torch.zeros_like(prepared.log_inits)
     wanted = torch.arange(num_inits, device=posterior.device)[:, None]
-    indicator = (factors.init_of.flatten() == wanted).to(posterior.dtype)
+    indicator = (text.init_of.flatten() == wanted).to(posterior.dtype)
     return _product(indicator, posterior.flatten(0, 1), "highest")
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Emissions and initial rows as probabilities, each shifted in log space so that its largest entry is 2^32."""
-
-    emission: Float[Tensor, "B T K"]
-    emission_peak: Float[Tensor, "B T"]
+class _Begun:
     inits: Float[Tensor, "I K"]
+    """The initial rows as probabilities, each shifted in log space so that its largest entry is 2^32."""
     init_peak: Float[Tensor, " I"]
     vanished: Int[Tensor, " B"]
     """A state before position 0 is possible, but too unlikely for its type."""
 
 
-def _scaled_rows(factors: Factors, begin: tuple[Tensor, Tensor, Tensor] | None) -> _Rows:
-    """The scaled rows; with `begin`, also what the first step reads: the message, its operand, its sums."""
-    size, length, states = factors.log_emission.shape
-    device = factors.log_emission.device
-    rows = _Rows(
-        torch.empty(size, length, states, device=device),
-        torch.empty(size, length, device=device),
-        torch.empty(factors.log_inits.shape, device=device),
-        torch.empty(factors.log_inits.shape[0], device=device),
+def _begin(prepared: Prepared, text: Text, message: Tensor, operand: Tensor, sums: Tensor) -> _Begun:
+    """What the first step reads, the message before position 0 in its three forms among it."""
+    size, (num_inits, states), device = text.lengths.shape[0], prepared.log_inits.shape, message.device
+    begun = _Begun(
+        torch.empty(num_inits, states, device=device),
+        torch.empty(num_inits, device=device),
         torch.empty(size, dtype=torch.int8, device=device),
     )
-    message, operand, sums = begin or (rows.emission, rows.emission, rows.emission_peak)
-    num_emissions, num_inits = size * length, rows.inits.shape[0]
-    parts = sums.shape[1] if begin else 0
     block = min(4096, power_of_2(states))
-    kernel.scale_rows[(num_emissions + num_inits + (size if begin else 0),)](
-        *(factors.log_emission.contiguous(), rows.emission, rows.emission_peak),
-        *(factors.log_inits.contiguous(), rows.inits, rows.init_peak),
-        *(factors.log_previous.contiguous(), message, operand, sums, rows.vanished),
-        *(num_emissions, num_inits, states, parts),
-        SMALLEST_MESSAGE=torch.finfo(torch.float32).tiny ** 0.75,
-        PARTS=power_of_2(max(1, parts)),
+    kernel.scale_rows[(num_inits + size,)](
+        *(prepared.log_inits, begun.inits, begun.init_peak, text.log_previous, message, operand, sums, begun.vanished),
+        *(num_inits, states, sums.shape[1]),
+        SMALLEST_MESSAGE=SMALLEST_MESSAGE,
+        PARTS=power_of_2(sums.shape[1]),
         BLOCK=block,
-        num_warps=4 if block >= 1024 else 1,
+        num_warps=_warps(block),
     )
-    return rows
+    return begun
 
 
-def _exp_tile(log_tiles: Float[Tensor, "1 K K"], extent: Float[Tensor, " 2"], tile: Float[Tensor, "K K"]) -> None:
-    count = tile.numel()
-    kernel.exp_tile[(pieces(count, 4096),)](log_tiles.contiguous(), extent, tile, tile, count, TIMES=False, BLOCK=4096)
+def _warps(block: int) -> int:
+    return 4 if block >= 1024 else 1
 
 
-def _times_tile(
-    gradient: Float[Tensor, "1 K K"], log_tiles: Float[Tensor, "1 K K"], extent: Float[Tensor, " 2"]
-) -> None:
+def _times_tile(gradient: Float[Tensor, "1 K K"], prepared: Prepared) -> None:
     """gradient times 2^32 exp(log A - peak), in place."""
     count = gradient.numel()
     kernel.exp_tile[(pieces(count, 4096),)](
-        log_tiles.contiguous(), extent, gradient, gradient, count, TIMES=True, BLOCK=4096
+        prepared.log_tile, prepared.extent, gradient, gradient, count, TIMES=True, BLOCK=4096
     )

@@ -14,6 +14,8 @@ By rounding the sum is a little off; the difference is added to every entry one 
 Every factor is shifted so that its largest entry is 2^32: numbers may be as much smaller before they vanish, and the product
 of a raw message and a tile, at most 2^96, is still far from overflow.
 
+Emissions are read from a table with a row for each word, or for each position, as logs.
+
 ROWS x COLUMNS is a program's tile, INNER the source states it takes at a time; the states are cut into `parts` tiles.
 Addresses are int64.
 """
@@ -30,6 +32,8 @@ from vlhmm.ops.rounding.kernel import nearest_tf32
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 LIFT = tl.constexpr(2.0**32)
 LOG_LIFT = tl.constexpr(22.18070977791825)
+NO_MESSAGE = tl.constexpr(2.0**127)
+LARGEST_TOTAL = tl.constexpr(2.0**100)
 
 
 @triton.jit
@@ -43,6 +47,13 @@ def finite_or_zero(peak):
 def lifted_exp(log_value):
     """LIFT exp(log_value): a power of two rounds nothing, but must be in the exponent where the rest would vanish."""
     return tl.where(log_value > -60.0, tl.exp(log_value) * LIFT, tl.exp(log_value + LOG_LIFT))
+
+
+@triton.jit
+@no_type_check
+def bounded(value):
+    """Some programs wait as long as they read NaN: it goes from one to the other as a number that no message can be."""
+    return tl.where(tl.abs(value) < NO_MESSAGE, value, NO_MESSAGE)
 
 
 @triton.jit
@@ -75,9 +86,6 @@ def shifted_exp(log_row, row, states, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def scale_rows(
-    log_emission,
-    emission,
-    emission_peak,
     log_inits,
     inits,
     init_peak,
@@ -86,7 +94,6 @@ def scale_rows(
     operand,
     sums,
     vanished,
-    num_emissions,
     num_inits,
     states,
     parts,
@@ -94,16 +101,13 @@ def scale_rows(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """A program a row: the initial rows, each shifted by its largest entry; then what the first step reads of each sequence."""
     row = tl.program_id(0).to(tl.int64)
-    if row < num_emissions:
-        peak = shifted_exp(log_emission + row * states, emission + row * states, states, BLOCK)
-        tl.store(emission_peak + row, peak)
-    elif row < num_emissions + num_inits:
-        row -= num_emissions
+    if row < num_inits:
         peak = shifted_exp(log_inits + row * states, inits + row * states, states, BLOCK)
         tl.store(init_peak + row, peak)
     else:
-        row -= num_emissions + num_inits
+        row -= num_inits
         alive = 0.0
         lost = 0
         for first in range(0, states, BLOCK):
@@ -114,11 +118,35 @@ def scale_rows(
             alive = tl.maximum(alive, tl.max(possible.to(tl.float32), 0))
             lost = tl.maximum(lost, tl.max((possible & (value < SMALLEST_MESSAGE)).to(tl.int32), 0))
             tl.store(message + row * states + at, value, mask=at < states)
-            tl.store(operand + row * states + at, value.to(operand.dtype.element_ty), mask=at < states)
+            tl.store(operand + row * states + at, bounded(value).to(operand.dtype.element_ty), mask=at < states)
         # The message before position 0 is taken as it is: its sum counts as 1, or as 0 where the past is impossible.
         part = tl.arange(0, PARTS)
         tl.store(sums + row * parts + part, tl.where(part == 0, alive, 0.0), mask=part < parts)
         tl.store(vanished + row, lost.to(tl.int8))
+
+
+@triton.jit
+@no_type_check
+def row_peaks(log_rows, peaks, states, BLOCK: tl.constexpr):
+    """The largest entry of each row; 0 where all are -inf."""
+    row = tl.program_id(0).to(tl.int64)
+    peak = float("-inf")
+    for first in range(0, states, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        value = tl.load(log_rows + row * states + at, mask=at < states, other=float("-inf"))
+        peak = tl.maximum(peak, tl.max(value, 0))
+    tl.store(peaks + row, finite_or_zero(peak))
+
+
+@triton.jit
+@no_type_check
+def emission_weight(log_rows, peaks, row_of, per_position, columns, states, within, in_tile):
+    """LIFT exp(log emission - its largest entry): of row `row_of` of the table, 0 past the length."""
+    row = tl.load(row_of + per_position, mask=within, other=0).to(tl.int64)
+    log_weight = tl.load(
+        log_rows + row[:, None] * states + columns[None, :], mask=in_tile & within[:, None], other=float("-inf")
+    )
+    return lifted_exp(log_weight - tl.load(peaks + row, mask=within, other=0.0)[:, None])
 
 
 @triton.jit
@@ -171,7 +199,9 @@ def forward_steps(
     operand,
     messages,
     tile,
-    emission,
+    log_rows,
+    peaks,
+    row_of,
     inits,
     init_of,
     lengths,
@@ -228,8 +258,8 @@ def forward_steps(
                 begins = init >= 0
                 moves = within & (init < 0)
                 # Read before the product, so that the product hides the wait.
-                emission_at = (rows[:, None].to(tl.int64) * num_positions + t) * states + columns[None, :]
-                weight = tl.load(emission + emission_at, mask=in_tile, other=0.0)
+                per_position = rows.to(tl.int64) * num_positions + t
+                weight = emission_weight(log_rows, peaks, row_of, per_position, columns, states, within, in_tile)
                 # What has once become impossible stays so, also when the states begin anew.
                 begun = tl.load(
                     inits + init[:, None].to(tl.int64) * states + columns[None, :],
@@ -273,7 +303,8 @@ def forward_steps(
 def finish(
     sums,
     lows,
-    emission_peak,
+    peaks,
+    row_of,
     init_peak,
     extent,
     vanished,
@@ -311,12 +342,14 @@ def finish(
         init = tl.load(init_of + row * num_positions + t, mask=within, other=-1)
         begin_peak = tl.load(init_peak + init, mask=within & (init >= 0), other=0.0)
         shift = tl.where(init >= 0, begin_peak, tile_peak)
-        shift += tl.load(emission_peak + row * num_positions + t, mask=within, other=0.0)
+        emitted = tl.load(row_of + row * num_positions + t, mask=within, other=0).to(tl.int64)
+        shift += tl.load(peaks + emitted, mask=within, other=0.0)
         # Both lifts are taken out, of what can bear it by a division that rounds nothing.
         large = total > 1.0
         log_total = tl.log(tl.where(large, total / (LIFT * LIFT), tl.where(total > 0, total, 1.0)))
         log_total -= tl.where(large, 0.0, 2 * LOG_LIFT)
         token = tl.where(total > 0, log_total + shift, float("-inf"))
+        token = tl.where(total < LARGEST_TOTAL, token, float("nan"))
         tl.store(token_log_probs + row * num_positions + t, tl.where(within, token, 0.0), mask=in_text)
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
         fading = within & (low < SMALLEST_MESSAGE * total * has_zeros)
@@ -331,7 +364,10 @@ def backward_steps(
     ratio,
     messages,
     tile,
-    emission,
+    log_rows,
+    peaks,
+    row_of,
+    posterior,
     init_of,
     lengths,
     scale,
@@ -354,11 +390,9 @@ def backward_steps(
     INPUT_PRECISION: tl.constexpr,
     PERSISTENT: tl.constexpr,
     FUSED: tl.constexpr,
+    NONNEGATIVE: tl.constexpr,
 ):
-    """Step s makes r and Q of position t = T - 1 - s from r of position t + 1; the last one the flow into log_previous.
-
-    `emission` is replaced by the posterior, each entry by the program that has read it.
-    """
+    """Step s makes r and Q of position t = T - 1 - s from r of position t + 1; the last one the flow into log_previous."""
     parts = tl.cdiv(states, COLUMNS)
     row_tiles = tl.cdiv(size, ROWS)
     slot_size = tl.cast(size, tl.int64) * states
@@ -387,8 +421,8 @@ def backward_steps(
             missing = tl.load(token_cotangent + per_position + 2, mask=known, other=0.0) - tl.sum(flow_sums, 1)
             # Read before the product, so that the product hides the wait.
             message = tl.load(messages + (t + 1) * slot_size + at, mask=in_tile, other=0.0)
-            emission_at = per_position[:, None] * states + columns[None, :]
-            weight = tl.load(emission + emission_at, mask=in_tile & (t >= 0), other=0.0)
+            within = (t >= 0) & (t < length)
+            weight = emission_weight(log_rows, peaks, row_of, per_position, columns, states, within, in_tile)
             if FUSED:
                 backed = matrix_product(
                     ratio + (t + 1) * slot_size,
@@ -409,7 +443,6 @@ def backward_steps(
                 backed = tl.load(product + at, mask=in_tile, other=0.0)
             backed = tl.where(next_moves[:, None], backed + missing[:, None], 0.0)
             if t >= 0:
-                within = t < length
                 ends = (t == length - 1) & in_batch
                 reached = message > 0
                 asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & reached, other=0.0)
@@ -420,8 +453,10 @@ def backward_steps(
                 value = backed + (asked - flow_sum)[:, None]
                 total = tl.load(scale + per_position, mask=within, other=0.0)
                 # What flows back to a state that is not reached may be of any size.
-                posterior = tl.where(within[:, None] & reached, message * value, 0.0)
-                tl.store(emission + emission_at, posterior, mask=in_tile)
+                probability = tl.where(within[:, None] & reached, message * value, 0.0)
+                if NONNEGATIVE:
+                    probability = tl.where(probability < 0, 0.0, probability)
+                tl.store(posterior + per_position[:, None] * states + columns[None, :], probability, mask=in_tile)
                 moves = within & (total > 0)
                 moves = moves & (tl.load(init_of + per_position, mask=within, other=0) < 0)
                 carries = moves[:, None] & reached & (weight > 0)

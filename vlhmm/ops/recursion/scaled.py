@@ -21,6 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion.factors import Factors
+from vlhmm.ops.recursion.kept import kept
+from vlhmm.ops.recursion.moves import moves, packs
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Scaled:
     """In memory as `by_position` has it."""
     log_shift: Float[Tensor, "B T"]
     """What the shifts took from log c_t."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inits, self.tiles, self.emission, self.log_shift
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,12 @@ class Run:
 def by_position(factors: Factors) -> Float[Tensor, "B T K"]:
     """Room for one number per sequence, position and state.
 
-    With one tile a position is a K x B matrix in memory: a CPU multiplies a large matrix by few columns a third faster than
-    few rows by a large matrix. With many tiles each sequence has a product of its own, and its states lie together.
+    With one tile that is not packed a position is a K x B matrix in memory: a CPU multiplies a large matrix by few columns a
+    third faster than few rows by a large matrix. Else the states of a sequence lie together.
     """
-    order = (1, 2, 0) if factors.log_tiles.shape[0] == 1 else (1, 0, 2)
+    columns = factors.log_tiles.shape[0] == 1 and not packs(factors)
     emission = factors.log_emission
+    order = (1, 2, 0) if columns else (1, 0, 2)
     return torch.empty_permuted(emission.shape, order, dtype=emission.dtype, device=emission.device)
 
 
@@ -66,7 +72,11 @@ def scale(factors: Factors) -> Scaled:
         return torch.sub(log_values, peak, out=out).exp_(), peak.squeeze(dims)
 
     inits, init_peak = shifted_exp(factors.log_inits, [1], torch.empty_like(factors.log_inits))
-    tiles, tile_peak = shifted_exp(factors.log_tiles, [1, 2], torch.empty_like(factors.log_tiles))
+
+    def make_tiles() -> tuple[Tensor, Tensor]:
+        return shifted_exp(factors.log_tiles, [1, 2], torch.empty_like(factors.log_tiles))
+
+    tiles, tile_peak = kept(factors.log_tiles, "scaled", make_tiles) if packs(factors) else make_tiles()
     emission, emission_peak = shifted_exp(factors.log_emission, [2], by_position(factors))
     transition_peak = tile_peak[factors.tile_of]
     if factors.log_inits.shape[0]:
@@ -88,38 +98,23 @@ class Steps:
         self.shortest = int(factors.lengths.min())
 
 
-def move(
-    messages: Float[Tensor, "B K"],
-    tiles: Float[Tensor, "U K J"],
-    tile_of: Int[Tensor, " B"],
-    common_tile: int,
-    out: Float[Tensor, "B J"],
-) -> None:
-    """messages @ tile, for each sequence its own tile."""
-    if common_tile >= 0:
-        torch.mm(messages, tiles[common_tile], out=out)
-    else:
-        torch.bmm(messages[:, None], tiles[tile_of], out=out[:, None])
-
-
 def forward(factors: Factors, scaled: Scaled) -> Run:
     steps = Steps(factors)
-    # Where messages are columns, the tile must lie in memory with its target states first.
-    tiles = scaled.tiles.mT.contiguous().mT if scaled.tiles.shape[0] == 1 else scaled.tiles
+    move = moves(factors, scaled.tiles, steps.common_tile)
     alpha = by_position(factors)
     totals = alpha.new_empty(factors.num_positions, alpha.shape[0], 1)
     tiny = torch.finfo(alpha.dtype).tiny
-    message, alive = factors.log_previous.exp(), factors.begins_alive()[:, None]
+    message = factors.log_previous.exp()
     each_position = zip(alpha.unbind(1), scaled.emission.unbind(1), totals, strict=True)
     for t, (joint, emission, total) in enumerate(each_position):
-        if not steps.all_begun[t]:
-            move(message, tiles, factors.tile_of[:, t], steps.common_tile[t], out=joint)
+        moved = message if steps.all_begun[t] else move(message, t)
         if steps.any_begun[t]:
             init_of = factors.init_of[:, t]
             # What has once become impossible stays so, also when the states begin anew.
+            alive = factors.begins_alive()[:, None] if t == 0 else totals[t - 1] > 0
             begun = scaled.inits[init_of.clamp(min=0)] * alive
-            joint.copy_(torch.where(init_of[:, None] >= 0, begun, joint))
-        joint.mul_(emission)
+            moved = torch.where(init_of[:, None] >= 0, begun, moved)
+        torch.mul(moved, emission, out=joint)
         torch.sum(joint, 1, keepdim=True, out=total)
         # A total beneath `tiny` is 0, and so is the message then, or suspect.
         joint.div_(total.clamp(min=tiny))
@@ -127,7 +122,7 @@ def forward(factors: Factors, scaled: Scaled) -> Run:
             within_length = (t < factors.lengths)[:, None]
             joint.copy_(torch.where(within_length, joint, message))
             total.masked_fill_(~within_length, 1.0)
-        message, alive = joint, total > 0
+        message = joint
     scale = totals[:, :, 0].T
     within = factors.within()
     token_log_probs = torch.where(within, scale.log() + scaled.log_shift, 0.0)
@@ -180,36 +175,35 @@ def backward(
     """
     steps = Steps(factors)
     tiny = torch.finfo(alpha.dtype).tiny
-    tiles_back = scaled.tiles.mT
-    moves = (factors.within() & (factors.init_of < 0))[:, :, None]
+    move_back = moves(factors, scaled.tiles, steps.common_tile, back=True)
+    moved = (factors.within() & (factors.init_of < 0))[:, :, None]
     # e / c where the state was reached: the loop makes r of it.
     ratio = torch.div(scaled.emission, totals.clamp(min=tiny)[:, :, None], out=by_position(factors))
-    ratio.masked_fill_(alpha <= 0, 0.0)
+    if bool(alpha.amin() <= 0):
+        ratio.masked_fill_(alpha <= 0, 0.0)
     values = by_position(factors)
     flow, flow_sum = torch.empty_like(values[:, 0]), token_cotangent.new_empty(token_cotangent.shape[0], 1)
     # Past the length alpha stays that of the last position, so there this is what the last state was asked for.
     ends = (last_cotangent / alpha[:, -1].clamp(min=tiny)).masked_fill_(alpha[:, -1] <= 0, 0.0)
     ratios, alphas, all_values = ratio.unbind(1), alpha.unbind(1), values.unbind(1)
 
-    def came_back(t: int, out: Tensor) -> None:
+    def came_back(t: int) -> Tensor:
         """A r_t, or past the length what its last state was asked for."""
         if t < factors.num_positions and not steps.all_begun[t]:
-            move(ratios[t], tiles_back, factors.tile_of[:, t], steps.common_tile[t], out=out)
+            back = move_back(ratios[t], t)
         else:
-            out.zero_()
-        if t >= steps.shortest:
-            out.copy_(torch.where((t < factors.lengths)[:, None], out, ends))
+            back = torch.zeros_like(ends)
+        return back if t < steps.shortest else torch.where((t < factors.lengths)[:, None], back, ends)
 
     for t in range(factors.num_positions - 1, -1, -1):
-        value, r = all_values[t], ratios[t]
-        came_back(t + 1, out=value)
-        torch.mul(alphas[t], value, out=flow)
+        r, back = ratios[t], came_back(t + 1)
+        torch.mul(alphas[t], back, out=flow)
         torch.sum(flow, 1, keepdim=True, out=flow_sum)
-        value.add_(token_cotangent[:, t, None] - flow_sum)
+        value = torch.add(back, token_cotangent[:, t, None] - flow_sum, out=all_values[t])
         r.mul_(value)
         if steps.any_begun[t] or t >= steps.shortest:
-            r.mul_(moves[:, t])
-    came_back(0, out=flow)
+            r.mul_(moved[:, t])
+    before_first = came_back(0)
     previous = factors.log_previous.exp()
     # As the caller has the emission, not by position.
     posterior = torch.mul(values, alpha, out=torch.empty_like(alpha, memory_format=torch.contiguous_format))
@@ -217,10 +211,13 @@ def backward(
         posterior.mul_(factors.within()[:, :, None])
     from_tiles = scaled.tiles.new_empty(0, *scaled.tiles.shape[1:])
     if tile_gradient:
-        before = torch.cat([previous[:, None], alpha[:, :-1]], dim=1)
-        from_tiles = _sum_of_outer_products(before, ratio, factors.tile_of, scaled.tiles.shape[0])
+        if scaled.tiles.shape[0] == 1:
+            from_tiles = _one_sum_of_outer_products(previous, alpha, ratio)
+        else:
+            before = torch.cat([previous[:, None], alpha[:, :-1]], dim=1)
+            from_tiles = _sum_of_outer_products(before, ratio, factors.tile_of, scaled.tiles.shape[0])
         from_tiles.mul_(scaled.tiles)
-    return Gradient(flow.mul_(previous), _init_gradient(factors, posterior), from_tiles, posterior)
+    return Gradient(before_first * previous, _init_gradient(factors, posterior), from_tiles, posterior)
 
 
 def _init_gradient(factors: Factors, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:
@@ -228,6 +225,15 @@ def _init_gradient(factors: Factors, posterior: Float[Tensor, "B T K"]) -> Float
     begun = rows >= 0
     gradient = torch.zeros_like(factors.log_inits)
     return gradient.index_add_(0, rows[begun], posterior.flatten(0, 1)[begun])
+
+
+def _one_sum_of_outer_products(
+    previous: Float[Tensor, "B K"], alpha: Float[Tensor, "B T K"], ratio: Float[Tensor, "B T K"]
+) -> Float[Tensor, "1 K K"]:
+    """The sum over all positions of (message before)^T r, as one product: in memory positions lie side by side."""
+    states = previous.shape[1]
+    left, right = (side.transpose(0, 1).reshape(-1, states) for side in (alpha[:, :-1], ratio[:, 1:]))
+    return torch.addmm(left.T @ right, previous.T, ratio[:, 0])[None]
 
 
 def _sum_of_outer_products(
@@ -238,8 +244,6 @@ def _sum_of_outer_products(
 ) -> Float[Tensor, "U K K"]:
     """For each tile the sum over its positions of left^T right."""
     states = left.shape[2]
-    if num_tiles == 1:
-        return (left.reshape(-1, states).T @ right.reshape(-1, states))[None]
     left, right, tile_of = left.reshape(-1, states), right.reshape(-1, states), tile_of.flatten()
     # Tiles that stand at up to 1, 2, 4, ... positions go together, the positions padded to that number: a few batched
     # products, less than twice the work, no sorting of large tensors and no additions that wait for one another.

@@ -1,0 +1,166 @@
+"""Queries of a dense HMM as graphs: equal to the plain ones, and silent where those must speak."""
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Must be known before triton is first imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+pytest.importorskip("triton")
+
+from vlhmm.hmm import HMM
+from vlhmm.inference import replay
+from vlhmm.inference.replay import Replays
+from vlhmm.tables import Tables, TableTransition, convert, dense_support
+
+NUM_WORDS, NUM_STATES = 11, 6
+TOLERANCE = {"cpu": 1e-5, "cuda": 2e-2}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Again:
+    """In place of a CUDA graph: does its work whenever it is asked to."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+        work()
+
+
+@pytest.fixture(autouse=True)
+def _graphs_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(replay, "captured", Again)
+
+
+def small_tables(device: str, reset_token: int | None = None, seed: int = 0) -> Tables:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    tables = Tables(
+        dense_support(NUM_WORDS, NUM_STATES),
+        normal(NUM_STATES).log_softmax(0),
+        TableTransition(normal(NUM_STATES, NUM_STATES).log_softmax(1)),
+        normal(NUM_WORDS, NUM_STATES).log_softmax(0),
+        reset_token,
+    )
+    return convert(tables, device=device)
+
+
+def texts(device: str, seed: int, ragged: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(NUM_WORDS, (2, 3), generator=generator).to(device)
+    return tokens, torch.tensor([3, 2], device=device) if ragged else None
+
+
+def plain(tables: Tables) -> HMM:
+    return HMM(tables.to("cpu", torch.float64))
+
+
+def same(ours: Any, theirs: Any, device: str) -> None:
+    torch.testing.assert_close(ours.cpu().double(), theirs, rtol=TOLERANCE[device], atol=TOLERANCE[device])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reset_token", [None, 3])
+def test_every_query_equals_the_plain_one_when_asked_again_and_again(device: str, reset_token: int | None) -> None:
+    tables = small_tables(device, reset_token)
+    replays, hmm = Replays(tables), plain(tables)
+    for seed in range(3):
+        tokens, lengths = texts(device, seed, ragged=reset_token is not None)
+        there = (tokens.cpu(), None if lengths is None else lengths.cpu())
+        log_prob, per_token = replays.log_prob(tokens, lengths), replays.token_log_probs(tokens, lengths)
+        posterior, counts = replays.posterior(tokens, lengths), replays.expected_counts(tokens, lengths)
+        best = replays.best_path(tokens, lengths)
+        assert posterior is not None
+        assert counts is not None
+        assert best is not None
+        same(log_prob, hmm.log_prob(*there), device)
+        same(per_token, hmm.token_log_probs(*there), device)
+        same(posterior.probs, hmm.posterior(*there).probs, device)
+        expected, path = hmm.expected_counts(*there), hmm.viterbi(*there)
+        same(counts.start, expected.start, device)
+        same(counts.transition, expected.transition, device)
+        same(counts.emission, expected.emission, device)
+        same(best.log_prob, path.log_prob, device)
+        assert torch.equal(best.states.cpu(), path.states)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_answer_outlives_the_next_text(device: str) -> None:
+    replays = Replays(small_tables(device))
+    answers = [replays.log_prob(*texts(device, seed, ragged=False)) for seed in (1, 1, 1, 2)]
+    assert all(answer is not None for answer in answers)
+    torch.testing.assert_close(answers[2], answers[0])
+    assert not torch.equal(answers[2], answers[3])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bad_input_and_impossible_texts_are_left_to_the_plain_way(device: str) -> None:
+    tables = small_tables(device)
+    tables.log_emission[4] = -torch.inf
+    replays = Replays(tables)
+    tokens, lengths = texts(device, 0, ragged=True)
+    assert lengths is not None
+    tokens[:] = tokens.remainder(4)
+    wrong, impossible = tokens.clone(), tokens.clone()
+    wrong[1, 1], impossible[1, 1] = NUM_WORDS, 4
+    # Ids past the length are nobody's business.
+    tokens[1, 2:] = -7
+    for _ in range(3):
+        assert replays.log_prob(tokens, lengths) is not None
+        assert replays.log_prob(wrong, lengths) is None
+        assert replays.log_prob(tokens, lengths * 2) is None
+        assert replays.log_prob(tokens, lengths - 3) is None
+        assert replays.best_path(impossible, lengths) is None
+    assert replays.log_prob(tokens.float(), lengths) is None
+    assert replays.log_prob(tokens[0], None) is None
+    assert replays.log_prob(tokens.tolist(), None) is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tables_changed_in_place_are_seen(device: str) -> None:
+    tables, other = small_tables(device), small_tables(device, seed=1)
+    replays = Replays(tables)
+    tokens, _ = texts(device, 0, ragged=False)
+    for _ in range(3):
+        replays.log_prob(tokens, None)
+    tables.log_emission.copy_(other.log_emission)
+    same(replays.log_prob(tokens, None), plain(tables).log_prob(tokens.cpu()), device)
+
+
+def test_a_copy_has_graphs_of_its_own() -> None:
+    replays = Replays(small_tables("cpu"))
+    tokens, _ = texts("cpu", 0, ragged=False)
+    for _ in range(2):
+        replays.log_prob(tokens, None)
+    assert replays._graphs
+    assert not copy.deepcopy(replays)._graphs
+
+
+def test_where_a_gradient_is_asked_for_there_is_no_graph() -> None:
+    tables = small_tables("cpu")
+    tables.log_emission.requires_grad_()
+    assert Replays(tables).log_prob(*texts("cpu", 0, ragged=False)) is None
+
+
+def test_an_idle_graph_makes_room_and_one_in_use_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(replay, "IDLE_ASKS", 4)
+    replays = Replays(small_tables("cpu"))
+    tokens, _ = texts("cpu", 0, ragged=False)
+
+    def ask(*lengths: int) -> list[int]:
+        for length in lengths:
+            assert replays.log_prob(tokens[:, :length].contiguous(), None) is not None
+        return [key[2] for key in replays._graphs]
+
+    assert ask(1, 1, 2, 2, 3, 1, 2, 3) == [1, 2]
+    assert ask(2, 3, 3) == [2, 3]

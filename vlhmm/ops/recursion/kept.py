@@ -1,0 +1,35 @@
+"""What was made of a table alone, kept for the next question to the same table.
+
+It goes when the table goes, and is made anew when the table has been changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Made = TypeVar("Made")
+
+MOST_BYTES = 1 << 26
+"""Of a larger table nothing is kept: what is made of it is as large again, each time."""
+
+_KEPT = WeakTensorKeyDictionary()
+
+
+def kept(log_tiles: Tensor, what: str, make: Callable[[], Made]) -> Made:
+    """What `make` makes of `log_tiles`, or has made before. Nobody may change it."""
+    table = log_tiles if log_tiles._base is None else log_tiles._base
+    # Inference tensors do not count their changes.
+    if table.is_inference() or log_tiles.nbytes > MOST_BYTES:
+        return make()
+    mark = log_tiles.data_ptr(), log_tiles.shape, log_tiles.stride(), log_tiles.dtype, table._version
+    entry: tuple[Any, dict[str, Made]] | None = _KEPT.get(table)
+    if entry is None or entry[0] != mark:
+        entry = mark, {}
+        _KEPT[table] = entry
+    if what not in entry[1]:
+        entry[1][what] = make()
+    return entry[1][what]
