@@ -81,3 +81,28 @@ def test_a_text_of_another_vocabulary_is_refused() -> None:
     tokens = Tokens(np.array([1, 7], np.int64), np.array([0, 2], np.int64))
     with pytest.raises(ValueError, match=r"token 7.*ends at 3"):
         evaluate(Uniform(4), tokens)
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 10_000])
+def test_independent_windows_are_texts_of_their_own(
+    corpus: vlhmm.Corpus, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Several batches, the last of them short.
+    monkeypatch.setattr("vlhmm.evaluate.TOKENS_AT_ONCE", 100)
+    tables = tiny_model(corpus).tables().detach().to(dtype=torch.float64)
+    hmm, ids = vlhmm.HMM(tables), corpus.test.ids.astype(np.int64)
+    alone = sum(float(hmm.log_prob(ids[None, first : first + length])) for first in range(0, len(ids), length))
+    ours = evaluate(HMMScorer(tables), corpus.test, independent=length)
+    assert ours.log_prob == pytest.approx(alone, rel=1e-10)
+    assert ours.num_tokens == len(corpus.test)
+    assert f"independent windows of {length} tokens" in ours.protocol
+    # Padding of the last window is not scored.
+    unigram = Unigram.of(corpus.train, corpus.tokenizer.vocab_size)
+    stream = evaluate(unigram, corpus.test).log_prob
+    assert evaluate(unigram, corpus.test, independent=length).log_prob == pytest.approx(stream, rel=1e-10)
+
+
+def test_independent_windows_have_no_streams(corpus: vlhmm.Corpus) -> None:
+    for options in ({"independent": -1}, {"independent": 8, "streams": 2}):
+        with pytest.raises(ValueError, match="independent windows of"):
+            evaluate(Uniform(50), corpus.test, **options)  # type: ignore[arg-type]

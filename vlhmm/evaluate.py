@@ -21,6 +21,8 @@ State = TypeVar("State")
 
 WARM_TOKENS = 128
 """What each of several streams reads before its first scored token."""
+TOKENS_AT_ONCE = 1 << 16
+"""Of independent windows."""
 
 
 @runtime_checkable
@@ -96,13 +98,15 @@ def evaluate(
     *,
     streams: int = 1,
     window: int = 512,
+    independent: int = 0,
 ) -> Evaluation:
     """The perplexity of `tokens`: one exact stream from one cold start, or several at once.
 
     Several streams are an approximation for speed: each but the first begins WARM_TOKENS before its part, unscored.
+    `independent`: the text is cut into windows of so many tokens instead, and each is scored as a text of its own.
     """
     log_prob = 0.0
-    for _, part in scored_windows(scorer, tokens, streams=streams, window=window):
+    for _, part in scored_windows(scorer, tokens, streams=streams, window=window, independent=independent):
         log_prob += part
     if math.isnan(log_prob):
         raise ValueError("the model gives NaN: its weights are broken")
@@ -115,22 +119,30 @@ def evaluate(
         num_unknown=tokens.count(tokenizer.unk_id) if tokenizer else 0,
         word_perplexity=_exp(-log_prob / tokens.words) if tokens.words else None,
         bits_per_byte=-log_prob / tokens.bytes / math.log(2) if tokens.bytes else None,
-        protocol=describe(scorer, tokenizer, streams),
+        protocol=describe(scorer, tokenizer, streams, independent),
     )
 
 
 def scored_windows(
-    scorer: Scorer[Any], tokens: Tokens, *, streams: int = 1, window: int = 512
+    scorer: Scorer[Any], tokens: Tokens, *, streams: int = 1, window: int = 512, independent: int = 0
 ) -> Iterator[tuple[int, float]]:
     """How many tokens each window scored, and their log-probability: for whoever shows progress."""
     if not len(tokens):
         raise ValueError("0 tokens to score, at least 1 is needed")
+    if independent < 0 or (independent and streams > 1):
+        raise ValueError(
+            f"independent windows of {independent} tokens in {streams} streams: windows need at least 1 token, or 0 for none, "
+            "and there are no streams beside them"
+        )
     largest = int(np.max(tokens.ids))
     if largest >= scorer.num_words:
         raise ValueError(
             f"the text has token {largest}, but the model's vocabulary ends at {scorer.num_words - 1}: "
             "read the text with the model's own tokenizer"
         )
+    if independent:
+        yield from _each_alone(scorer, tokens, independent)
+        return
     # More streams than this would read more to warm up than they score.
     streams = max(1, min(streams, (len(tokens) - WARM_TOKENS) // (2 * WARM_TOKENS)))
     warm = WARM_TOKENS if streams > 1 else 0
@@ -152,19 +164,33 @@ def scored_windows(
         yield int(scored.sum()), float(log_probs.double()[scored.to(log_probs.device)].sum())
 
 
+def _each_alone(scorer: Scorer[Any], tokens: Tokens, length: int) -> Iterator[tuple[int, float]]:
+    """Windows one after the other, each from a cold start, many at once; the last may be shorter."""
+    length = min(length, len(tokens))
+    at_once = max(1, TOKENS_AT_ONCE // length) * length
+    for first in range(0, len(tokens), at_once):
+        ids = tokens.ids[first : first + at_once].astype(np.int64)
+        rows = -(-len(ids) // length)
+        padded = np.zeros(rows * length, np.int64)
+        padded[: len(ids)] = ids
+        lengths = torch.full((rows,), length)
+        lengths[-1] = len(ids) - (rows - 1) * length
+        log_probs, _ = scorer.score_window(torch.from_numpy(padded).view(rows, length), lengths, None)
+        yield len(ids), float(log_probs.double().flatten()[: len(ids)].sum())
+
+
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-def describe(scorer: Scorer[Any], tokenizer: Tokenizer | None, streams: int) -> str:
+def describe(scorer: Scorer[Any], tokenizer: Tokenizer | None, streams: int, independent: int = 0) -> str:
     """The protocol in words."""
-    parts = [
-        "every token scored, EOS and unknown words included",
-        scorer.protocol,
-        "one exact stream from one cold start"
-        if streams == 1
-        else f"{streams} parallel streams, each warmed up by {WARM_TOKENS} unscored tokens",
-    ]
+    contexts = "one exact stream from one cold start"
+    if independent:
+        contexts = f"independent windows of {independent} tokens, each from a cold start"
+    elif streams > 1:
+        contexts = f"{streams} parallel streams, each warmed up by {WARM_TOKENS} unscored tokens"
+    parts = ["every token scored, EOS and unknown words included", scorer.protocol, contexts]
     if tokenizer is not None and tokenizer.eos_id is None:
         parts[0] = "every token scored, unknown ones included; no EOS"
     return "; ".join(parts)

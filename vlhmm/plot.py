@@ -21,7 +21,8 @@ def learning_curve(log: Sequence[Mapping[str, Any]], path: Path, title: str) -> 
     except ImportError:
         raise ValueError('a picture needs matplotlib: pip install "vlhmm[plot]"') from None
 
-    steps = [record for record in log if record["kind"] == "step"]
+    # Where states are given, the likelihood is that of text and states, and of another size.
+    steps = [record for record in log if record["kind"] == "step" and "objective" not in record]
     checks = [record for record in log if record["kind"] == "check"]
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)

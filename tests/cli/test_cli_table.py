@@ -30,6 +30,7 @@ SMALL = {
     "min_rate": 0,
     "patience": 4,
     "out_scale": 1,
+    "word_scale": 1,
     "precision": "highest",
     "initialisation": "paper",
     "decoder_layers": 2,
@@ -138,6 +139,8 @@ def test_rates_are_tried_before_rows_are_run(run: Run, text: Path) -> None:
         ("HMM", 3),
         ("HMM", 4),
     ]
+    # Of the trials only results are kept.
+    assert len([path for path in Path("runs/table").iterdir() if (path / "log.jsonl").exists()]) == 2
     best = min(done[:2], key=lambda one: one["measured"]["valid"])["settings"]["train"]["learning_rate"]
     assert done[2]["settings"]["train"]["learning_rate"] == best
     assert f"HMM {best:g} of 0.001, 0.5" in " ".join(run("table", "show", "rates.toml").out.split())

@@ -1,6 +1,7 @@
 """Running a row: once, as far as asked, from where it stopped, and exactly what the library gives."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import vlhmm
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.experiments.measure import CURVE_POINTS, running_train, seconds_per_epoch, thinned_curve
 from vlhmm.experiments.results import ResultError, read_result
-from vlhmm.experiments.row_training import RowStopped
-from vlhmm.experiments.rows import RowDone, cut_training_text, run_row
+from vlhmm.experiments.row_events import RowStopped
+from vlhmm.experiments.rows import RowDone, run_row
 from vlhmm.experiments.side_by_side import train_side_by_side
+from vlhmm.experiments.texts import training_text
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import read_log
 from vlhmm.train import StepEvent
@@ -164,14 +166,24 @@ def test_rows_share_their_blocks_of_words(corpus: vlhmm.Corpus, tmp_path: Path) 
     assert len(list((tmp_path / "runs" / "blocks").glob("*.tsv"))) == 1
 
 
-def test_a_part_of_the_text_is_its_first_documents(corpus: vlhmm.Corpus) -> None:
-    part = cut_training_text(corpus, 0.25)
+def test_a_part_of_the_text_is_its_first_documents(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    row = small_table(tmp_path).row("HMM")
+    part = training_text(corpus, replace(row, train_fraction=0.25))
     assert len(part.train) >= 0.25 * len(corpus.train)
     assert part.train.offsets[-2] < 0.25 * len(corpus.train)
     assert part.train.ids.tolist() == corpus.train.ids[: len(part.train)].tolist()
     assert part.tokenizer.vocab_size == corpus.tokenizer.vocab_size
     assert part.hash != corpus.hash
-    assert cut_training_text(corpus, 1.0) is corpus
+    assert training_text(corpus, row) is corpus
+
+
+def test_a_number_of_tokens_is_exactly_the_first_ones(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    row = small_table(tmp_path).row("HMM")
+    part = training_text(corpus, replace(row, tokens=101)).train
+    assert part.ids.tolist() == corpus.train.ids[:101].tolist()
+    assert part.offsets.tolist() == [offset for offset in corpus.train.offsets.tolist() if offset < 101] + [101]
+    with pytest.raises(ValueError, match="wants 1,000,000 tokens"):
+        training_text(corpus, replace(row, tokens=1_000_000))
 
 
 def test_timing_leaves_the_model_as_it_was(corpus: vlhmm.Corpus, finished: Path) -> None:

@@ -33,3 +33,18 @@ def test_a_table_without_a_figure_says_so(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE.split("[figure]")[0])
     with pytest.raises(ValueError, match=r"no \[figure\]"):
         draw_points(show_table(table, {}, []), tmp_path / "points.png")
+
+
+def test_rows_stand_under_names_or_by_what_was_measured(tmp_path: Path) -> None:
+    named = TABLE.replace("x = 1\n", 'x = "much"\n').replace("x = 2\n", 'x = "none"\n')
+    measured = TABLE + 'measured = "parameters"\nlog10 = true\n'
+    for name, text in (("named", named), ("measured", measured)):
+        table = small_table(tmp_path, text, f"{name}.toml")
+        for row, parameters in (("HMM", 1e4), ("no dropout", 2e5)):
+            write_result(tmp_path / name, made(table, row, measured={"valid": 4.0, "parameters": parameters}))
+        draw_points(show_table(table, TEXT, [tmp_path / name]), tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
+    with pytest.raises(ValueError, match="0 points"):
+        draw_points(show_table(small_table(tmp_path, measured), TEXT, []), tmp_path / "none.png")
+    with pytest.raises(ValueError, match="no column"):
+        small_table(tmp_path, TABLE + 'measured = "cached_ms"\n')

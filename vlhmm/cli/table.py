@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import duration, line, message, print_json, print_table, progress_bar, table
+from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device
+from vlhmm.cli.show import duration, line, message, print_json, print_table, short, table
+from vlhmm.cli.table_runs import RowRunner
 
 if TYPE_CHECKING:
-    import torch
-
-    from vlhmm.data import Corpus
-    from vlhmm.experiments.row_training import RowStopped
-    from vlhmm.experiments.rows import RowDone, RowEvent, RowRun
     from vlhmm.experiments.show import Shown, ShownRow, ShownTable
-    from vlhmm.experiments.table_file import TableFile
+    from vlhmm.experiments.table_file import Row, TableFile
 
 RUNS = Path("runs/table")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.toml", help="A table; `vlhmm table list` names them.")]
+FolderArgument = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for tables.")]
 CorpusOption = Annotated[
     str | None, typer.Option("--corpus", metavar="CORPUS", help="Another text; the results go to --results.")
 ]
@@ -33,6 +29,12 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="One setting of every row that has it; repeat it. Needs --results."
+    ),
+]
+Part = Annotated[
+    int | None,
+    typer.Option(
+        "--tokens", metavar="N", min=1, help="At most the first N tokens of the training text. Needs --results."
     ),
 ]
 Results = Annotated[
@@ -48,6 +50,7 @@ def register(app: typer.Typer) -> None:
     commands.command(
         epilog="Examples:\n  vlhmm table run experiments/chiu2020/table1-ptb.toml --row 'KN 5-gram'\n"
         "  vlhmm table run experiments/chiu2020/figure3.toml --device cuda --jobs 4 --max-seconds 3000\n"
+        "  vlhmm table run experiments/lee2025/table1.toml experiments/lee2025/table2.toml --device cuda --jobs 3\n"
         "  vlhmm table run experiments/chiu2020/table3.toml --corpus pydocs --set dim=32 --set epochs=1 --results trial"
     )(run)
     commands.command(
@@ -56,15 +59,21 @@ def register(app: typer.Typer) -> None:
         "  vlhmm table show experiments/chiu2020/table3.toml --json"
     )(show)
     commands.command("list", epilog="Example:\n  vlhmm table list")(list_tables)
+    commands.command(epilog="Example:\n  vlhmm table claims experiments/lee2025")(claims)
     app.add_typer(commands, name="table")
 
 
 def run(
-    file: FileArgument,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE.toml", help="Tables; `vlhmm table list` names them.")],
     rows: Annotated[
         list[str] | None, typer.Option("--row", metavar="NAME", help="This row alone; repeat it. Default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Decides everything random.")] = 0,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--seed", metavar="N", min=0, help="Decides everything random; repeat it. Default: those of FILE, else 0."
+        ),
+    ] = None,
     device: DeviceOption = options.Device.auto,
     force: Annotated[bool, typer.Option("--force", help="Forget the rows' results, and run them again.")] = False,
     max_seconds: Annotated[
@@ -73,10 +82,16 @@ def run(
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option("--jobs", metavar="N", min=1, help="Train N rows at a time on one device; measure them alone."),
+        typer.Option(
+            "--jobs",
+            metavar="N",
+            min=1,
+            help="Train N rows at a time on one device; steps are timed alone all the same.",
+        ),
     ] = 1,
     corpus_name: CorpusOption = None,
     changes: Changes = None,
+    tokens: Part = None,
     results: Results = None,
     runs: Annotated[
         Path, typer.Option("--runs", metavar="DIR", help="Training runs that can be taken up again.")
@@ -84,53 +99,60 @@ def run(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> int:
-    """Run the rows of a table that have no result yet, cheapest first."""
-    from dataclasses import asdict
+    """Run the rows of tables that have no result yet, cheapest first.
 
-    from vlhmm.experiments.results import checksums, results_folders
-    from vlhmm.experiments.rows import RowDone, RowRun, run_row
+    Where a table tries learning rates, those short trainings come first.
+    """
+    from vlhmm.experiments.rates import trials, with_chosen_rates
+    from vlhmm.experiments.results import results_folders
+    from vlhmm.experiments.rows import RowRun
     from vlhmm.experiments.show import show_table
+    from vlhmm.experiments.texts import checksums
 
-    chosen_device = choose_device(device)
-    asked = _read(file, corpus_name, changes, results)
-    wanted = [asked.row(name) for name in rows] if rows else list(asked.rows)
-    text = checksums(asked.corpus, data_dir)
-    folders = results_folders(file) if results is None else (results,)
-    waiting = [
-        RowRun(asked, row, seed, text, folders, runs, _command(file, row.name, seed, corpus_name, changes))
-        for row in sorted(wanted, key=lambda row: row.seconds)
-    ]
-    if not force:
-        there = [one for one in waiting if one.found()]
-        waiting = [one for one in waiting if one not in there]
-        if there:
-            message(f"{len(there)} of {len(wanted)} rows have their results already")
-    corpus = read_corpus(asked.corpus, data_dir) if waiting else None
-    begun = time.monotonic()
-    done: list[RowDone] = []
-    status = 0
-    if jobs > 1 and corpus is not None:
-        if force:
-            for one in waiting:
-                one.discard()
-            force = False
-        _train_together(waiting, corpus, chosen_device, jobs, max_seconds)
-    for one in waiting:
-        assert corpus is not None
-        left = None if max_seconds is None else max_seconds - (time.monotonic() - begun)
-        if left is not None and left <= 0:
-            message(f"out of time before {one.row.name!r}; the same command goes on")
-            break
-        last = _watch(run_row(one, corpus, chosen_device, force=force, max_seconds=left), one)
-        if not isinstance(last, RowDone):
-            status = 130 if last.reason == "interrupted" else 0
-            break
-        done.append(last)
+    runner = RowRunner(choose_device(device), jobs, max_seconds, data_dir, runs)
+    tables = [_read(file, corpus_name, changes, tokens, results) for file in files]
+    texts = {table.corpus: checksums(table.corpus, data_dir) for table in tables}
+    folders = {table.path: results_folders(table.path) if results is None else (results,) for table in tables}
+    wanted = _chosen_rows(tables, rows)
+
+    def planned(asked: TableFile, row: Row, seed: int) -> RowRun:
+        command = _command(asked.path, row.name, seed, corpus_name, changes, tokens)
+        return RowRun(asked, row, seed, texts[asked.corpus], folders[asked.path], runs, command)
+
+    status = runner(
+        [planned(asked, trial, trial.seeds[0]) for asked, chosen in wanted for trial in trials(asked, chosen)]
+    )
+    if status is None:
+        settled = [
+            (with_chosen_rates(asked, texts[asked.corpus], folders[asked.path]), names) for asked, names in wanted
+        ]
+        status = runner(
+            [
+                planned(asked, row, seed)
+                for asked, chosen in settled
+                for row in (asked.row(one.name) for one in chosen)
+                for seed in seeds or row.seeds
+            ],
+            force=force,
+        )
     if as_json:
-        print_json([asdict(one.result) for one in done])
-    elif status == 0:
-        _print(show_table(asked, text, folders))
-    return status
+        print_json([asdict(one.result) for one in runner.done])
+    elif not status:
+        for number, asked in enumerate(tables):
+            if number:
+                line()
+            _print(show_table(asked, texts[asked.corpus], folders[asked.path]))
+    return status or 0
+
+
+def _chosen_rows(tables: list[TableFile], names: list[str] | None) -> list[tuple[TableFile, list[Row]]]:
+    """The rows of these names in each table; every name must be in one of them."""
+    if not names:
+        return [(table, list(table.rows)) for table in tables]
+    for name in names:
+        if not any(row.name == name for table in tables for row in table.rows):
+            tables[-1].row(name)
+    return [(table, [row for row in table.rows if row.name in names]) for table in tables]
 
 
 def show(
@@ -138,15 +160,17 @@ def show(
     plot: Annotated[bool, typer.Option("--plot", help="Draw the figure and the learning curves beside FILE.")] = False,
     corpus_name: CorpusOption = None,
     changes: Changes = None,
+    tokens: Part = None,
     results: Results = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """The paper's numbers, ours, and the difference; what the paper claims, and whether it holds."""
-    from vlhmm.experiments.results import checksums, results_folders
+    from vlhmm.experiments.results import results_folders
     from vlhmm.experiments.show import show_table
+    from vlhmm.experiments.texts import checksums
 
-    asked = _read(file, corpus_name, changes, results)
+    asked = _read(file, corpus_name, changes, tokens, results)
     folders = results_folders(file) if results is None else (results,)
     shown = show_table(asked, checksums(asked.corpus, data_dir), folders)
     if as_json:
@@ -158,24 +182,16 @@ def show(
 
 
 def list_tables(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for tables.")] = Path("experiments"),
+    folder: FolderArgument = Path("experiments"),
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """The tables there are, and how many of their rows have been run."""
-    from vlhmm.experiments.results import checksums, find_seeds, results_folders
-    from vlhmm.experiments.table_file import read_table
-
-    files = sorted(folder.rglob("*.toml"))
-    if not files:
-        raise ValueError(f"0 tables under {folder}: name the folder that holds them")
     listed = []
-    for file in files:
-        found = read_table(file)
-        text = checksums(found.corpus, data_dir)
-        num_run = sum(bool(find_seeds(results_folders(file), row, text)) for row in found.rows)
-        seconds = sum(row.seconds for row in found.rows)
-        listed.append((file, found, num_run, seconds))
+    for file, found in _tables_under(folder, data_dir):
+        num_run = sum(row.status != "not run" for row in found.rows)
+        seconds = sum(row.row.seconds * len(row.row.seeds) for row in found.rows)
+        listed.append((file, found.table, num_run, seconds))
     if as_json:
         print_json(
             [
@@ -190,18 +206,54 @@ def list_tables(
     print_table(shown)
 
 
-def _read(file: Path, corpus_name: str | None, changes: list[str] | None, results: Path | None) -> TableFile:
+def claims(
+    folder: FolderArgument = Path("experiments"),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """What the papers claim, and whether it holds with our numbers, for all tables of a folder."""
+    judged = [(file, verdict) for file, found in _tables_under(folder, data_dir) for verdict in found.verdicts]
+    if as_json:
+        print_json([{"file": str(file), **asdict(verdict)} for file, verdict in judged])
+        return
+    for file, verdict in judged:
+        line(f"{verdict.outcome:<12}  {file.stem}: {verdict.text}")
+        line(f"{'':<12}  {verdict.numbers}", style="dim")
+    line()
+    outcomes = [verdict.outcome for _, verdict in judged]
+    line(", ".join(f"{outcomes.count(each)} {each}" for each in ("supported", "contradicted", "not run")))
+
+
+def _tables_under(folder: Path, data_dir: Path | None) -> list[tuple[Path, ShownTable]]:
+    from vlhmm.experiments.results import results_folders
+    from vlhmm.experiments.show import show_table
+    from vlhmm.experiments.table_file import read_table
+    from vlhmm.experiments.texts import checksums
+
+    files = sorted(folder.rglob("*.toml"))
+    if not files:
+        raise ValueError(f"0 tables under {folder}: name the folder that holds them")
+    tables = [read_table(file) for file in files]
+    texts = {one.corpus: checksums(one.corpus, data_dir) for one in tables}
+    return [(one.path, show_table(one, texts[one.corpus], results_folders(one.path))) for one in tables]
+
+
+def _read(
+    file: Path, corpus_name: str | None, changes: list[str] | None, tokens: int | None, results: Path | None
+) -> TableFile:
     from vlhmm.cli.training import key_value
     from vlhmm.experiments.table_file import read_table
 
-    if (corpus_name or changes) and results is None:
+    if (corpus_name or changes or tokens) and results is None:
         raise ValueError(
-            "--corpus and --set make other results than the table's own: say with --results where they are"
+            "--corpus, --set and --tokens make other results than the table's own: say with --results where they are"
         )
-    return read_table(file).with_changes(corpus_name, dict(key_value(change) for change in changes or ()))
+    return read_table(file).with_changes(corpus_name, dict(key_value(change) for change in changes or ()), tokens)
 
 
-def _command(file: Path, row: str, seed: int, corpus_name: str | None, changes: list[str] | None) -> str:
+def _command(
+    file: Path, row: str, seed: int, corpus_name: str | None, changes: list[str] | None, tokens: int | None
+) -> str:
     """What decides the result, as a user would type it; where things are kept is left out."""
     absolute = file.absolute()
     here = Path.cwd()
@@ -211,70 +263,8 @@ def _command(file: Path, row: str, seed: int, corpus_name: str | None, changes: 
     words += ["--corpus", Path(corpus_name).name] if corpus_name else []
     for change in changes or ():
         words += ["--set", change]
+    words += ["--tokens", str(tokens)] if tokens else []
     return shlex.join(words)
-
-
-def _train_together(
-    runs: list[RowRun], corpus: Corpus, device: torch.device, jobs: int, max_seconds: float | None
-) -> None:
-    """Trains rows side by side, one bar for all."""
-    from vlhmm.experiments.side_by_side import train_side_by_side
-    from vlhmm.train import CheckEvent, StepEvent
-
-    progress: dict[str, tuple[int, int]] = {}
-    best: dict[str, float] = {}
-    with progress_bar(f"{len(runs)} rows, {jobs} at a time", None) as shown:
-        # Rows that are the same under two names are trained once.
-        apart = list({run.folder: run for run in runs}.values())
-        for run, event in train_side_by_side(apart, corpus, device, jobs, max_seconds):
-            match event:
-                case StepEvent():
-                    progress[run.row.name] = event.step, event.num_steps
-                case CheckEvent():
-                    best[run.row.name] = event.best_perplexity
-            note = ", ".join(f"{name} {value:,.1f}" for name, value in best.items())
-            steps, num_steps = (
-                (sum(of_each) for of_each in zip(*progress.values(), strict=True)) if progress else (0, 0)
-            )
-            shown.update(steps, num_steps or None, note)
-
-
-def _watch(events: Iterator[RowEvent], run: RowRun) -> RowDone | RowStopped:
-    """Shows a row while it runs."""
-    from vlhmm.experiments.row_training import RowStopped, Working
-    from vlhmm.experiments.rows import RowDone
-    from vlhmm.train import CheckEvent, StepEvent
-
-    begun = time.monotonic()
-    name = run.row.name
-    best = ""
-    with progress_bar(name, None) as shown:
-        for event in events:
-            match event:
-                case StepEvent():
-                    shown.update(event.step, event.num_steps, f"loss {event.loss:.3f}{best}", name)
-                case CheckEvent():
-                    best = f"  best valid perplexity {event.best_perplexity:,.1f}"
-                case Working():
-                    shown.update(0, note=event.what, description=name)
-                case RowDone():
-                    took = duration(time.monotonic() - begun)
-                    message(f"{name}: {_summary(event)}, {took} -> {event.path}")
-                    return event
-                case RowStopped():
-                    message(f"{name}: stopped at step {event.step:,} of {event.num_steps:,}; the same command goes on")
-                    return event
-    raise AssertionError("a row always ends with RowDone or RowStopped")
-
-
-def _summary(done: RowDone) -> str:
-    from vlhmm.experiments.quantities import QUANTITIES, written
-
-    result = done.result
-    if result.status == "diverged":
-        return f"diverged ({result.message})"
-    shown = [name for name in ("train", "valid", "test") if name in result.measured]
-    return ", ".join(f"{QUANTITIES[name].heading} {written(name, result.measured[name])}" for name in shown)
 
 
 def _print(shown: ShownTable) -> None:
@@ -282,7 +272,12 @@ def _print(shown: ShownTable) -> None:
         f"{shown.table.title}  ({', '.join(part for part in (shown.table.source, shown.table.corpus) if part)})", "bold"
     )
     _print_rows(shown)
-    for text in (shown.table.note, *(f"{one.row.name}: {one.row.note}" for one in shown.rows if one.row.note)):
+    notes = (
+        shown.table.note,
+        _rates(shown),
+        *(f"{one.row.name}: {one.row.note}" for one in shown.rows if one.row.note),
+    )
+    for text in notes:
         if text:
             line()
             line(text, style="dim")
@@ -304,7 +299,7 @@ def _print_rows(shown: ShownTable) -> None:
         for row in shown.rows:
             cell = row.cells[name]
             if cell.paper is not None or cell.ours is not None or row.status != "finished":
-                printed.add_row(row.row.name, _paper(name, cell), _ours(name, row), _difference(name, cell))
+                printed.add_row(_label(row), _paper(name, cell), _ours(name, row), _difference(name, cell))
         line()
         print_table(printed)
     others = [name for name in shown.table.columns if name not in compared]
@@ -312,9 +307,29 @@ def _print_rows(shown: ShownTable) -> None:
         headings = [QUANTITIES[name].heading for name in others]
         printed = table("ours alone", *headings, right=headings)
         for row in shown.rows:
-            printed.add_row(row.row.name, *(_ours(name, row) for name in others))
+            printed.add_row(_label(row), *(_ours(name, row) for name in others))
         line()
         print_table(printed)
+
+
+def _label(row: ShownRow) -> str:
+    """The row's name; where fewer seeds were run than the table wants, how many."""
+    run, wanted = len(row.results), len(row.row.seeds)
+    return f"{row.row.name}, {run} of {wanted} seeds" if 0 < run < wanted else row.row.name
+
+
+def _rates(shown: ShownTable) -> str:
+    """Which learning rates were chosen of which."""
+    from vlhmm.experiments.rates import rate_of
+
+    rows = [one.row for one in shown.rows if one.row.rates]
+    if not rows:
+        return ""
+    chosen = [
+        f"{row.name} {'?' if row.rate_is_open else f'{rate_of(row):g}'} of {', '.join(f'{rate:g}' for rate in row.rates)}"
+        for row in rows
+    ]
+    return f"Learning rates, the best on validation after {short(shown.table.rate_tokens)} tokens: {'; '.join(chosen)}."
 
 
 def _paper(name: str, cell: Shown) -> str:

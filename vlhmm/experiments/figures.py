@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from vlhmm.experiments.quantities import QUANTITIES
 from vlhmm.experiments.show import ShownRow, ShownTable
 
 COLOURS = ("#c8442b", "#2b6cb0", "#2f855a", "#b7791f", "#6b46c1", "#4a5568")
+NAME_SHIFT = 0.06
+"""Between series that stand under the same name."""
 
 
 def draw_points(shown: ShownTable, path: Path) -> None:
@@ -18,24 +21,53 @@ def draw_points(shown: ShownTable, path: Path) -> None:
     if spec is None:
         raise ValueError(f"{shown.table.path} has no [figure]: name its x and y there")
     figure, axes = _axes()
-    placed = [row for row in shown.rows if row.row.x is not None]
-    has_paper = any(spec.y in row.row.paper for row in placed)
-    ticks = set()
-    for colour, series in zip(COLOURS, dict.fromkeys(row.row.series for row in placed), strict=False):
-        rows = sorted((row for row in placed if row.row.series == series), key=lambda row: row.row.x or 0.0)
-        ticks |= {row.row.x for row in rows if row.row.x is not None}
+    names = list(dict.fromkeys(row.row.x for row in shown.rows if isinstance(row.row.x, str)))
+    placed = [_Placed(place, row) for row in shown.rows if (place := _place(row, spec.measured, names)) is not None]
+    if not any(spec.y in one.row.row.paper or one.row.cells[spec.y].ours for one in placed):
+        raise ValueError(f"0 points of {shown.table.path} have a number: run a row first")
+    has_paper = any(spec.y in one.row.row.paper for one in placed)
+    every = list(dict.fromkeys(one.row.row.series for one in placed))
+    for number, series in enumerate(every):
+        rows = sorted((one for one in placed if one.row.row.series == series), key=lambda one: one.place)
+        colour = COLOURS[number % len(COLOURS)]
+        if names:
+            # Names have no order that a line could follow; beside each other, bars can be told apart.
+            shift = NAME_SHIFT * (number - (len(every) - 1) / 2)
+            rows = [replace(one, place=one.place + shift) for one in rows]
+        line = "none" if names else "-"
         _draw_paper(axes, rows, spec.y, f"paper, {series}", colour)
-        _draw_ours(axes, rows, spec.y, f"ours, {series}" if has_paper else series, colour)
-    if spec.log2:
-        axes.set_xscale("log", base=2)
-    places = sorted(ticks)
-    axes.set_xticks(places)
-    if not spec.log2 or any(math.frexp(place)[0] != 0.5 for place in places):
-        # Only powers of two are written as such.
-        axes.set_xticklabels([f"{place:g}" for place in places])
+        _draw_ours(axes, rows, spec.y, f"ours, {series}" if has_paper else series, colour, line)
+    if spec.base is not None:
+        axes.set_xscale("log", base=spec.base)
+    if names:
+        axes.set_xticks(range(len(names)), names)
+    elif spec.measured is None:
+        places = sorted({one.place for one in placed})
+        axes.set_xticks(places)
+        if spec.base != 2 or any(math.frexp(place)[0] != 0.5 for place in places):
+            # Only powers of two are written as such.
+            axes.set_xticklabels([_short(place) for place in places])
     axes.set_xlabel(spec.x)
     axes.set_ylabel(QUANTITIES[spec.y].heading)
     _finish(figure, axes, shown.table.title, path)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    place: float
+    row: ShownRow
+
+
+def _place(row: ShownRow, measured: str | None, names: list[str]) -> float | None:
+    """Where a row stands on the axis: by a quantity, by its name's number, or by its own number."""
+    if measured is not None:
+        ours = row.cells[measured].ours
+        return None if ours is None else ours.mean
+    return float(names.index(row.row.x)) if isinstance(row.row.x, str) else row.row.x
+
+
+def _short(place: float) -> str:
+    return f"{place / 1e6:.3g}M" if place >= 1e6 else f"{place:g}"
 
 
 def draw_curves(shown: ShownTable, path: Path) -> None:
@@ -62,8 +94,8 @@ def draw_curves(shown: ShownTable, path: Path) -> None:
     _finish(figure, axes, shown.table.title, path)
 
 
-def _draw_paper(axes: Any, rows: list[ShownRow], quantity: str, label: str, colour: str) -> None:
-    points = [(row.row.x, row.row.paper[quantity]) for row in rows if quantity in row.row.paper]
+def _draw_paper(axes: Any, rows: list[_Placed], quantity: str, label: str, colour: str) -> None:
+    points = [(one.place, one.row.row.paper[quantity]) for one in rows if quantity in one.row.row.paper]
     if points:
         axes.plot(
             *zip(*points, strict=True),
@@ -75,15 +107,16 @@ def _draw_paper(axes: Any, rows: list[ShownRow], quantity: str, label: str, colo
         )
 
 
-def _draw_ours(axes: Any, rows: list[ShownRow], quantity: str, label: str, colour: str) -> None:
-    points = [(row.row.x, ours) for row in rows if (ours := row.cells[quantity].ours) is not None]
+def _draw_ours(axes: Any, rows: list[_Placed], quantity: str, label: str, colour: str, line: str) -> None:
+    points = [(one.place, ours) for one in rows if (ours := one.row.cells[quantity].ours) is not None]
     if points:
         means = [ours.mean for _, ours in points]
         axes.errorbar(
-            [x for x, _ in points],
+            [place for place, _ in points],
             means,
             yerr=[[ours.mean - ours.low for _, ours in points], [ours.high - ours.mean for _, ours in points]],
             color=colour,
+            linestyle=line,
             marker="o",
             markersize=5,
             capsize=3,

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.data import Corpus
+from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import Scorer, evaluate
 from vlhmm.inference.gather import Batch
@@ -26,6 +27,8 @@ from vlhmm.tables import Tables
 
 TRAIN_STREAMS = 64
 """The training text is scored in so many warm-started streams: ten times as long as the others, in one it takes minutes."""
+TRAIN_TOKENS = 1 << 20
+"""Where perplexity is that of independent windows, so much of the training text is scored: as much as of a test text."""
 WARM_STEPS, TIMED_STEPS = 10, 100
 """Training steps that compile and capture, and are not timed; steps that are."""
 TIMED_BATCHES, TIMED_SECONDS = 20, 5.0
@@ -40,14 +43,23 @@ class Measured:
     protocol: str = ""
 
 
-def perplexities(scorer: Scorer[Any], corpus: Corpus, *, test: bool) -> Iterator[Measured]:
-    """Validation as one exact stream, the training text in several; the test text only where asked."""
-    valid = evaluate(scorer, corpus.valid, corpus.tokenizer)
+def perplexities(scorer: Scorer[Any], corpus: Corpus, *, test: bool, windows: int = 0) -> Iterator[Measured]:
+    """Validation as one exact stream, the training text in several; the test text only where asked.
+
+    `windows`: all in independent windows of so many tokens, and the training text as far as TRAIN_TOKENS.
+    """
+    tokenizer = corpus.tokenizer
+    valid = evaluate(scorer, corpus.valid, tokenizer, independent=windows)
     yield Measured("valid", valid.perplexity, valid.protocol)
-    train = evaluate(scorer, corpus.train, corpus.tokenizer, streams=TRAIN_STREAMS)
-    yield Measured("train", train.perplexity, train.protocol)
+    if windows:
+        read = Tokens(corpus.train.ids[:TRAIN_TOKENS], np.array([0, min(len(corpus.train), TRAIN_TOKENS)]))
+        train = evaluate(scorer, read, tokenizer, independent=windows)
+        yield Measured("train", train.perplexity, f"{train.protocol}; the first {len(read):,} tokens")
+    else:
+        train = evaluate(scorer, corpus.train, tokenizer, streams=TRAIN_STREAMS)
+        yield Measured("train", train.perplexity, train.protocol)
     if test:
-        scored = evaluate(scorer, corpus.test, corpus.tokenizer)
+        scored = evaluate(scorer, corpus.test, tokenizer, independent=windows)
         yield Measured("test", scored.perplexity, scored.protocol)
 
 

@@ -13,18 +13,20 @@ class Quantity:
     millions: bool = False
 
 
+SPREAD = "test_spread"
 QUANTITIES: dict[str, Quantity] = {
     "parameters": Quantity("parameters", 2, millions=True),
     "train": Quantity("train ppl", 1),
     "running_train": Quantity("train ppl, running", 1),
     "valid": Quantity("valid ppl", 1),
     "test": Quantity("test ppl", 1),
+    SPREAD: Quantity("test ppl, max - min", 1),
     "seconds_per_epoch": Quantity("s an epoch", 1),
     "training_ms": Quantity("ms, training forward", 2),
     "regenerating_ms": Quantity("ms, tables made anew", 2),
     "cached_ms": Quantity("ms, tables cached", 2),
 }
-"""train: all states, after training; running_train: the mean over an epoch of training, with its dropout. The three times
+"""test_spread: between the worst and the best of several seeds. train: all states, after training; running_train: the mean over an epoch of training, with its dropout. The three times
 are those of one batch: a forward pass as in training, evaluation that first makes the tables, evaluation from tables."""
 
 

@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vlhmm.data import load_corpus
 from vlhmm.data.atomic import atomic_write
-from vlhmm.data.benchmarks import SHA256
 from vlhmm.experiments.row_settings import as_values, default_values, kind_of
 from vlhmm.experiments.table_file import Row, TableFile
 
@@ -87,17 +85,13 @@ class Result:
         return Identity(self.kind, self.settings, self.data, self.seed)
 
 
-def checksums(source: str, data_dir: Path | None) -> dict[str, str]:
-    """Of the text: the published ones of a benchmark, which `load_corpus` insists on, else the corpus hash."""
-    for name, splits in SHA256.items():
-        if source == name:
-            return {str(split): digest for split, digest in splits.items()}
-    return {"corpus": load_corpus(source, data_dir=data_dir).hash}
-
-
 def identity_of(row: Row, text: Mapping[str, str], seed: int) -> Identity:
     """`text`: the checksums."""
-    data = {"checksums": dict(text), "train_fraction": row.train_fraction}
+    data: dict[str, Any] = {"checksums": dict(text), "train_fraction": row.train_fraction}
+    if row.tokens:
+        data["train_tokens"] = row.tokens
+    if row.windows:
+        data["windows"] = row.windows
     return Identity(kind_of(row.settings), as_values(row.settings), data, seed)
 
 

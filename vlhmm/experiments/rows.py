@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from vlhmm.data import Corpus, Tokens
+from vlhmm.data import Corpus
 from vlhmm.experiments.measure import Measured, perplexities, seconds_per_epoch, thinned_curve, times
 from vlhmm.experiments.provenance import commit_of_source, device_name, versions
 from vlhmm.experiments.results import (
@@ -24,8 +23,11 @@ from vlhmm.experiments.results import (
     result_files,
     write_result,
 )
-from vlhmm.experiments.row_training import Place, Trained, TrainingEvent, Working, train_row
+from vlhmm.experiments.row_events import Place, Trained, TrainingEvent, Working
+from vlhmm.experiments.row_training import train_row
 from vlhmm.experiments.table_file import Row, TableFile
+from vlhmm.experiments.texts import training_text
+from vlhmm.recipe import Recipe
 from vlhmm.run_folder import RunFolder, read_log
 from vlhmm.train import DivergedError
 
@@ -62,19 +64,31 @@ class RowRun:
         return identity_of(self.row, self.text, self.seed)
 
     @property
+    def label(self) -> str:
+        """The row's name, with the seed where it has several."""
+        return f"{self.row.name}, seed {self.seed}" if len(self.row.seeds) > 1 else self.row.name
+
+    @property
     def folder(self) -> Path:
         return self.runs / self.identity.hash[:16]
 
     @property
     def place(self) -> Place:
-        return Place(self.folder, self.runs / "blocks")
+        return Place(self.folder, self.runs)
 
     def found(self) -> tuple[Path, Result] | None:
         """The result, if it has all that the row asks for."""
         found = find_result(self.results, self.identity)
-        if found is None or (self.row.test and found[1].status == "finished" and "test" not in found[1].measured):
+        if found is None or (found[1].status == "finished" and not self._asked_for() <= found[1].measured.keys()):
             return None
         return found
+
+    def _asked_for(self) -> set[str]:
+        """What must be measured beyond what every row measures."""
+        asked = {"test"} if self.row.test else set()
+        if self.row.timings and isinstance(self.row.settings, Recipe):
+            asked.add("seconds_per_epoch")
+        return asked
 
     def written_as(self) -> tuple[Path, str, str]:
         """Folder, table and row by which the result goes: those of the one it completes, if there is one."""
@@ -95,7 +109,7 @@ class RowRun:
 
 def run_row(
     run: RowRun, corpus: Corpus, device: torch.device, *, force: bool = False, max_seconds: float | None = None
-) -> Iterator[RowEvent]:
+) -> Generator[RowEvent, None, None]:
     """Trains and measures a row, an event at a time; the last one is `RowDone` or `RowStopped`.
 
     A result that is there is not made again; `force` forgets it first.
@@ -108,16 +122,15 @@ def run_row(
         return
     if not force and not run.folder.exists():
         _refuse_outdated(run)
-    text = cut_training_text(corpus, run.row.train_fraction)
     measured: list[Measured] = []
     trained: Trained | None = None
     message = ""
     begun = time.monotonic()
     try:
-        trained = yield from train_row(run.row.settings, run.seed, text, device, run.place, max_seconds)
+        trained = yield from train_row(run.row, run.seed, corpus, device, run.place, max_seconds)
         if trained is None:
             return
-        for what in _measure(trained, run.row, text):
+        for what in _measure(trained, run.row, training_text(corpus, run.row)):
             if isinstance(what, Working):
                 yield what
             else:
@@ -144,17 +157,10 @@ def run_row(
         corpus_hash=corpus.hash,
         message=message,
     )
-    yield RowDone(result, write_result(folder, result), fresh=True)
-
-
-def cut_training_text(corpus: Corpus, fraction: float) -> Corpus:
-    """The same corpus with the first part of its training text, whole documents, and the whole vocabulary."""
-    if fraction == 1:
-        return corpus
-    train = corpus.train
-    last = int(np.searchsorted(train.offsets, fraction * len(train)))
-    part = Tokens(train.ids[: train.offsets[last]], train.offsets[: last + 1])
-    return Corpus.from_splits(corpus.name, corpus.tokenizer, part, corpus.valid, corpus.test, f"{fraction:.0%}")
+    path = write_result(folder, result)
+    if run.row.passing:
+        shutil.rmtree(run.folder, ignore_errors=True)
+    yield RowDone(result, path, fresh=True)
 
 
 def _refuse_outdated(run: RowRun) -> None:
@@ -168,9 +174,9 @@ def _refuse_outdated(run: RowRun) -> None:
 def _measure(trained: Trained, row: Row, corpus: Corpus) -> Iterator[Measured | Working]:
     yield Measured("parameters", float(trained.num_parameters))
     yield from trained.others
-    if trained.hmm is not None:
+    if trained.hmm is not None and row.timings:
         yield Working("timing")
         yield from times(*trained.hmm, corpus)
         yield seconds_per_epoch(*trained.hmm, corpus)
     yield Working("scoring")
-    yield from perplexities(trained.scorer, corpus, test=row.test)
+    yield from perplexities(trained.scorer, corpus, test=row.test, windows=row.windows)

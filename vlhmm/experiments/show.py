@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.experiments.claims import Cell, Verdict, judge
+from vlhmm.experiments.quantities import SPREAD
+from vlhmm.experiments.rates import rate_of, with_chosen_rates
 from vlhmm.experiments.results import Result, find_seeds
 from vlhmm.experiments.table_file import Row, TableFile
 
@@ -48,7 +50,7 @@ class ShownRow:
     @property
     def status(self) -> str:
         """finished, diverged or not run."""
-        if not self.results:
+        if self.row.rate_is_open or not self.results:
             return "not run"
         return "finished" if any(result.status == "finished" for result in self.results) else "diverged"
 
@@ -70,6 +72,8 @@ class ShownTable:
                     "name": shown.row.name,
                     "status": shown.status,
                     "seeds": [result.seed for result in shown.results],
+                    "learning_rate": None if shown.row.rate_is_open else rate_of(shown.row),
+                    "rates": list(shown.row.rates),
                     "note": shown.row.note,
                     "quantities": {
                         name: {
@@ -89,6 +93,7 @@ class ShownTable:
 
 def show_table(table: TableFile, text: Mapping[str, str], results: Sequence[Path]) -> ShownTable:
     """`text`: the checksums of the table's corpus."""
+    table = with_chosen_rates(table, text, results)
     rows = [_show_row(table, row, text, results) for row in table.rows]
     by_name = {shown.row.name: shown for shown in rows}
 
@@ -108,11 +113,15 @@ def claims_of_the_paper(table: TableFile) -> list[Verdict]:
 
 
 def _show_row(table: TableFile, row: Row, text: Mapping[str, str], folders: Sequence[Path]) -> ShownRow:
-    results = tuple(find_seeds(folders, row, text))
+    results = () if row.rate_is_open else tuple(find_seeds(folders, row, text))
     cells = {name: Shown(row.paper.get(name), _ours(results, name)) for name in table.columns}
     return ShownRow(row, results, cells)
 
 
 def _ours(results: tuple[Result, ...], quantity: str) -> Ours | None:
+    if quantity == SPREAD:
+        tests = [result.measured["test"] for result in results if "test" in result.measured]
+        spread = max(tests) - min(tests) if len(tests) > 1 else None
+        return None if spread is None else Ours(spread, spread, spread)
     values = [result.measured[quantity] for result in results if quantity in result.measured]
     return Ours(statistics.fmean(values), min(values), max(values)) if values else None

@@ -1,13 +1,14 @@
 """Several rows trained at once on one device: small models leave most of a GPU idle.
 
-Each has a thread, and on a GPU a stream, of its own. Only training is shared: what is measured of a row, its times above
-all, is measured when nothing runs beside it.
+Each has a thread, and on a GPU a stream, of its own. A row whose steps are timed is only trained here, and measured when nothing
+runs beside it; all others end with their results.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from queue import SimpleQueue
 import torch
 
 from vlhmm.data import Corpus
-from vlhmm.experiments.row_training import TrainingEvent, train_row
-from vlhmm.experiments.rows import RowRun, cut_training_text
+from vlhmm.experiments.row_training import train_row
+from vlhmm.experiments.rows import RowEvent, RowRun, run_row
 from vlhmm.train import LOG_STEPS, DivergedError, StepEvent
 
 
@@ -28,12 +29,16 @@ class TrainingEnded:
     error: Exception | None
 
 
+SideEvent = RowEvent | TrainingEnded
+
+
 def train_side_by_side(
     runs: Sequence[RowRun], corpus: Corpus, device: torch.device, jobs: int, max_seconds: float | None = None
-) -> Iterator[tuple[RowRun, TrainingEvent | TrainingEnded]]:
-    """Trains rows, `jobs` at a time; `run_row` then finds their training done, or goes on with it."""
-    events: SimpleQueue[tuple[RowRun, TrainingEvent | TrainingEnded]] = SimpleQueue()
+) -> Iterator[tuple[RowRun, SideEvent]]:
+    """Trains rows, `jobs` at a time, all together for `max_seconds`; `run_row` then finds what is done, or goes on with it."""
+    events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
     streams: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
     for _ in range(jobs):
         streams.put(torch.cuda.Stream(device) if device.type == "cuda" else None)
@@ -42,8 +47,15 @@ def train_side_by_side(
         error: Exception | None = None
         stream = streams.get()
         try:
-            text = cut_training_text(corpus, run.row.train_fraction)
-            training = train_row(run.row.settings, run.seed, text, device, run.place, max_seconds, jobs)
+            if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
+                return
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if run.row.timings:
+                training: Generator[RowEvent, None, object] = train_row(
+                    run.row, run.seed, corpus, device, run.place, left, jobs
+                )
+            else:
+                training = run_row(run, corpus, device, max_seconds=left)
             with torch.cuda.stream(stream) if stream else nullcontext():
                 for event in training:
                     if stopping.is_set():
@@ -56,8 +68,9 @@ def train_side_by_side(
             pass
         except Exception as caught:
             error = caught
-        streams.put(stream)
-        events.put((run, TrainingEnded(error)))
+        finally:
+            streams.put(stream)
+            events.put((run, TrainingEnded(error)))
 
     # Whoever sets the products' precision for a step sets it for all threads: it is the same for the whole of it.
     before = torch.get_float32_matmul_precision()
@@ -77,8 +90,8 @@ def train_side_by_side(
 
 
 def _until_one_ends(
-    events: SimpleQueue[tuple[RowRun, TrainingEvent | TrainingEnded]],
-) -> Iterator[tuple[RowRun, TrainingEvent | TrainingEnded]]:
+    events: SimpleQueue[tuple[RowRun, SideEvent]],
+) -> Iterator[tuple[RowRun, SideEvent]]:
     while True:
         run, event = events.get()
         if isinstance(event, TrainingEnded) and event.error is not None:

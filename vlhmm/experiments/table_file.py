@@ -11,19 +11,41 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.experiments.claims import Claim, parse_claim
-from vlhmm.experiments.quantities import QUANTITIES
-from vlhmm.experiments.row_settings import RowSettings, baseline_settings, changed, knows, recipe_settings
+from vlhmm.experiments.row_settings import (
+    SECTIONS,
+    RowSettings,
+    baseline_settings,
+    changed,
+    knows,
+    recipe_of,
+    recipe_settings,
+    with_sections,
+)
+from vlhmm.experiments.toml_values import (
+    as_typed,
+    check_keys,
+    check_quantities,
+    count_of,
+    flag_of,
+    is_number,
+    list_of_tables,
+    needed,
+    numbers_of,
+    seconds_of,
+    text_of,
+    typed,
+)
+from vlhmm.recipe import Recipe
 from vlhmm.settings import nearest
 
+_SHARED_KEYS = ("preset", "changes", "test", "seconds", "tokens", "windows", "timings", "seeds", "rates", *SECTIONS)
+"""What a row may leave to the file. Of sections a row takes the file's values for those it has itself."""
 _FILE_KEYS = (
-    *("title", "source", "note", "corpus", "columns", "preset", "changes", "test", "seconds"),
-    *("rows", "grid", "claims", "figure"),
+    *("title", "source", "note", "corpus", "columns", *_SHARED_KEYS, "rate_tokens", "rows", "grid", "claims", "figure"),
 )
-_ROW_KEYS = (
-    *("name", "preset", "baseline", "changes", "paper", "test", "train_fraction", "seconds", "note", "x", "series"),
-)
-_GRID_KEYS = ("preset", "baseline", "changes", "settings", "draw", "seed", "seconds")
-_FIGURE_KEYS = ("x", "y", "log2")
+_ROW_KEYS = (*("name", "baseline", "paper", "train_fraction", "note", "x", "series", "rate_of", *_SHARED_KEYS),)
+_GRID_KEYS = ("baseline", "settings", "draw", "seed", "sound", *_SHARED_KEYS)
+_FIGURE_KEYS = ("x", "y", "log2", "log10", "measured")
 
 
 @dataclass(frozen=True)
@@ -39,9 +61,24 @@ class Row:
     seconds: float
     """About how long it takes on one H200; rows are run cheapest first."""
     note: str
-    x: float | None
-    """Where it stands in the table's figure."""
+    x: float | str | None
+    """Where it stands in the table's figure: at a number, or under a name."""
     series: str
+    tokens: int = 0
+    """Of the training text, the first ones; 0: all."""
+    windows: int = 0
+    """Perplexity is that of independent windows of so many tokens; 0: of one exact stream."""
+    timings: bool = True
+    """Whether its steps are timed, which takes longer than a short training."""
+    seeds: tuple[int, ...] = (0,)
+    rates: tuple[float, ...] = ()
+    """Learning rates of which the best on validation, after a short training, is taken; empty: that of the settings."""
+    rate_of: str = ""
+    """The row whose chosen rate this one takes."""
+    passing: bool = False
+    """Its training run is not kept once it has a result: nothing more will be asked of it."""
+    rate_is_open: bool = False
+    """The rate is not chosen yet: the trainings that decide it have no results."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +86,10 @@ class FigureSpec:
     x: str
     """What the axis says."""
     y: str
-    log2: bool
+    base: int | None
+    """Of a logarithmic axis."""
+    measured: str | None
+    """Rows stand by this quantity as it was measured, not by their `x`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +106,8 @@ class TableFile:
     figure: FigureSpec | None
     best_first: bool
     """Shown in order of validation perplexity: the rows are a search."""
+    rate_tokens: int
+    """Those of the short trainings that choose a learning rate."""
 
     @property
     def name(self) -> str:
@@ -77,18 +119,31 @@ class TableFile:
                 return row
         raise ValueError(f"{self.path} has no row {name!r}; {nearest(name, [row.name for row in self.rows])}")
 
-    def with_changes(self, corpus: str | None, changes: Mapping[str, str]) -> TableFile:
-        """On another text, and with settings as typed in every row that has them; the paper's numbers no longer apply."""
-        if corpus is None and not changes:
+    def with_changes(self, corpus: str | None, changes: Mapping[str, str], tokens: int | None = None) -> TableFile:
+        """On another text, and with settings as typed in every row that has them; the paper's numbers no longer apply.
+
+        `tokens`: rows use no more than the first so many of the training text. Another text is used whole else. On it, and
+        where the learning rate is given, no rates are tried.
+        """
+        if corpus is None and not changes and tokens is None:
             return self
         for name in changes:
             if not any(knows(row.settings, name) for row in self.rows):
                 raise ValueError(f"no row of {self.path} has a setting {name!r}")
+        rate_is_given = corpus is not None or "learning_rate" in changes
+
+        def used(row: Row) -> int:
+            own = row.tokens if corpus is None else 0
+            return own if tokens is None else min(own or tokens, tokens)
+
         rows = tuple(
             replace(
                 row,
                 settings=changed(row.settings, {k: v for k, v in changes.items() if knows(row.settings, k)}),
                 paper={},
+                tokens=used(row),
+                rates=() if rate_is_given else row.rates,
+                rate_of="" if rate_is_given else row.rate_of,
             )
             for row in self.rows
         )
@@ -108,10 +163,10 @@ def read_table(path: Path) -> TableFile:
 
 
 def _table(path: Path, values: dict[str, Any]) -> TableFile:
-    _check_keys(values, _FILE_KEYS, "the file")
-    columns = tuple(_needed(values, "columns", list, "the file"))
-    _check_quantities(columns, "columns")
-    rows = [_row(row, values) for row in _list_of_tables(values, "rows")]
+    check_keys(values, _FILE_KEYS, "the file")
+    columns = tuple(needed(values, "columns", list, "the file"))
+    check_quantities(columns, "columns")
+    rows = [_row(row, values) for row in list_of_tables(values, "rows")]
     if "grid" in values:
         rows += _grid_rows(values["grid"], values)
     if not rows:
@@ -120,52 +175,77 @@ def _table(path: Path, values: dict[str, Any]) -> TableFile:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"two rows are called {twice!r}; each needs a name of its own")
+    for row in rows:
+        if row.rate_of and not any(other.name == row.rate_of and other.rates for other in rows):
+            raise ValueError(f"row {row.name!r}: rate_of is {row.rate_of!r}, which is no row with rates")
+        if row.rates and not values.get("rate_tokens"):
+            raise ValueError(f"row {row.name!r} has rates, but the file no rate_tokens: say how long they are tried")
     figure = _figure(values["figure"], columns) if "figure" in values else None
     return TableFile(
         path=path,
-        title=_needed(values, "title", str, "the file"),
-        source=_text(values, "source"),
-        note=_text(values, "note"),
-        corpus=_needed(values, "corpus", str, "the file"),
+        title=needed(values, "title", str, "the file"),
+        source=text_of(values, "source"),
+        note=text_of(values, "note"),
+        corpus=needed(values, "corpus", str, "the file"),
         columns=columns,
         rows=tuple(rows),
-        claims=tuple(parse_claim(claim, names) for claim in _list_of_tables(values, "claims")),
+        claims=tuple(parse_claim(claim, names) for claim in list_of_tables(values, "claims")),
         figure=figure,
         best_first="grid" in values,
+        rate_tokens=count_of(values, {}, "rate_tokens", "the file"),
     )
 
 
 def _row(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row:
-    name = _needed(values, "name", str, "a row")
+    name = needed(values, "name", str, "a row")
     where = f"row {name!r}"
-    _check_keys(values, _ROW_KEYS, where)
+    check_keys(values, _ROW_KEYS, where)
     paper = values.get("paper", {})
-    if not isinstance(paper, dict) or not all(_is_number(number) for number in paper.values()):
+    if not isinstance(paper, dict) or not all(is_number(number) for number in paper.values()):
         raise ValueError(f"{where}: paper is {paper!r}, but must give numbers by quantity")
-    _check_quantities(paper, f"{where}, paper")
+    check_quantities(paper, f"{where}, paper")
     fraction = values.get("train_fraction", 1.0)
-    if not _is_number(fraction) or not 0 < fraction <= 1:
+    if not is_number(fraction) or not 0 < fraction <= 1:
         raise ValueError(f"{where}: train_fraction is {fraction!r}, but must be above 0 and at most 1")
     x = values.get("x")
-    if x is not None and not _is_number(x):
-        raise ValueError(f"{where}: x is {x!r}, but must be a number")
+    if x is not None and not (is_number(x) or isinstance(x, str)):
+        raise ValueError(f"{where}: x is {x!r}, but must be a number or a name")
+    tokens = count_of(values, defaults, "tokens", where)
+    if tokens and fraction != 1:
+        raise ValueError(f"{where} has tokens and train_fraction; it can be one of them")
+    rates = tuple(map(float, numbers_of(values, defaults, "rates", where, []))) if "rate_of" not in values else ()
+    settings = _settings(values, defaults, where)
+    if (rates or "rate_of" in values) and recipe_of(settings) is None:
+        raise ValueError(f"{where} tries learning rates, but is no HMM: leave rates and rate_of out")
+    seeds = numbers_of(values, defaults, "seeds", where, [0])
+    if not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
+        raise ValueError(f"{where}: seeds are {list(seeds)}, but must be whole numbers of at least 0")
     return Row(
         name=name,
-        settings=_settings(values, defaults, where),
+        settings=settings,
         paper={quantity: float(number) for quantity, number in paper.items()},
-        test=_flag(values, defaults, where),
+        test=flag_of(values, defaults, "test", False, where),
         train_fraction=float(fraction),
-        seconds=_seconds(values, defaults, where),
-        note=_text(values, "note"),
-        x=None if x is None else float(x),
-        series=_text(values, "series"),
+        seconds=seconds_of(values, defaults, where),
+        note=text_of(values, "note"),
+        x=x if x is None or isinstance(x, str) else float(x),
+        series=text_of(values, "series"),
+        tokens=tokens,
+        windows=count_of(values, defaults, "windows", where),
+        timings=flag_of(values, defaults, "timings", True, where),
+        seeds=seeds,
+        rates=rates,
+        rate_of=text_of(values, "rate_of"),
     )
 
 
 def _grid_rows(grid: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Row]:
-    """All combinations of the listed values, or `draw` of them, always the same ones for a seed."""
-    _check_keys(grid, _GRID_KEYS, "grid")
-    listed = _needed(grid, "settings", dict, "grid")
+    """All combinations of the listed values, or `draw` of them, always the same ones for a seed.
+
+    `sound`: combinations that the settings refuse are left out instead of being an error.
+    """
+    check_keys(grid, _GRID_KEYS, "grid")
+    listed = needed(grid, "settings", dict, "grid")
     for name, choices in listed.items():
         if not isinstance(choices, list) or not choices:
             raise ValueError(f"grid: {name} is {choices!r}, but must list at least 1 value")
@@ -177,9 +257,14 @@ def _grid_rows(grid: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Row
         combinations = random.Random(grid.get("seed", 0)).sample(combinations, draw)
     rows = []
     for combination in combinations:
-        name = ", ".join(f"{key} {_as_typed(value)}" for key, value in combination.items())
-        row = {key: grid[key] for key in ("preset", "baseline", "seconds") if key in grid}
-        rows.append(_row({**row, "name": name, "changes": {**grid.get("changes", {}), **combination}}, defaults))
+        name = ", ".join(f"{key} {as_typed(value)}" for key, value in combination.items())
+        row = {key: value for key, value in grid.items() if key not in ("settings", "draw", "seed", "sound")}
+        changes = {**grid.get("changes", {}), **combination}
+        try:
+            rows.append(_row({**row, "name": name, "changes": changes}, defaults))
+        except ValueError:
+            if not grid.get("sound", False):
+                raise
     return rows
 
 
@@ -192,79 +277,37 @@ def _settings(values: Mapping[str, Any], defaults: Mapping[str, Any], where: str
         raise ValueError(f"{where} has a preset and a baseline; it can be one of them")
     try:
         if "baseline" in values:
-            return changed(baseline_settings(str(values["baseline"])), _typed(changes))
+            return changed(baseline_settings(str(values["baseline"])), typed(changes))
         name = values.get("preset", defaults.get("preset"))
         if name is None:
             raise ValueError("neither preset nor baseline; name one, here or for the whole file")
-        return changed(recipe_settings(str(name)), _typed({**common, **changes}))
+        recipe = changed(recipe_settings(str(name)), typed({**common, **changes}))
+        assert isinstance(recipe, Recipe)
+        return with_sections(recipe, _sections(values, defaults))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
+def _sections(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Those the row has, with the file's values where it gives none; a teacher that distils brings `lvd` along."""
+    names = [name for name in SECTIONS if name in values]
+    if "teacher" in names and "lvd" not in names and "lvd" in defaults:
+        names.append("lvd")
+    for name in names:
+        if not isinstance(values.get(name, {}), dict):
+            raise ValueError(f"{name} is {values[name]!r}, but must give settings by name")
+    return {name: {**defaults.get(name, {}), **values.get(name, {})} for name in names}
+
+
 def _figure(values: Mapping[str, Any], columns: tuple[str, ...]) -> FigureSpec:
-    _check_keys(values, _FIGURE_KEYS, "figure")
-    y = _needed(values, "y", str, "figure")
+    check_keys(values, _FIGURE_KEYS, "figure")
+    y = needed(values, "y", str, "figure")
     if y not in columns:
         raise ValueError(f"figure: y is {y!r}, which is no column; {nearest(y, columns)}")
-    return FigureSpec(_needed(values, "x", str, "figure"), y, bool(values.get("log2", False)))
-
-
-def _typed(changes: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _as_typed(value) for name, value in changes.items()}
-
-
-def _as_typed(value: Any) -> str:
-    """A value of TOML as a person would type it after --set."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _list_of_tables(values: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    listed = values.get(name, [])
-    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise ValueError(f"{name} must be written as [[{name}]], once for each")
-    return listed
-
-
-def _check_keys(values: object, known: tuple[str, ...], where: str) -> None:
-    if not isinstance(values, dict):
-        raise ValueError(f"{where} is {values!r}, but must have keys: {', '.join(known)}")
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{where} has an unknown key {name!r}; {nearest(name, known)}")
-
-
-def _check_quantities(names: Any, where: str) -> None:
-    for name in names:
-        if name not in QUANTITIES:
-            raise ValueError(f"{where}: unknown quantity {name!r}; {nearest(str(name), QUANTITIES)}")
-
-
-def _needed(values: Mapping[str, Any], name: str, kind: type[Any], where: str) -> Any:
-    if not isinstance(values.get(name), kind):
-        raise ValueError(f"{where} has {name} = {values.get(name)!r}, but needs one of type {kind.__name__}")
-    return values[name]
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    text = values.get(name, "")
-    if not isinstance(text, str):
-        raise ValueError(f"{name} is {text!r}, but must be text")
-    return text
-
-
-def _flag(values: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> bool:
-    test = values.get("test", defaults.get("test", False))
-    if not isinstance(test, bool):
-        raise ValueError(f"{where}: test is {test!r}, but must be true or false")
-    return test
-
-
-def _seconds(values: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> float:
-    seconds = values.get("seconds", defaults.get("seconds", 0))
-    if not _is_number(seconds) or seconds < 0:
-        raise ValueError(f"{where}: seconds is {seconds!r}, but must be a number of at least 0")
-    return float(seconds)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    base = 2 if values.get("log2") else 10 if values.get("log10") else None
+    measured = values.get("measured")
+    if measured is not None:
+        check_quantities([measured], "figure, measured")
+        if measured not in columns:
+            raise ValueError(f"figure: measured is {measured!r}, which is no column; {nearest(measured, columns)}")
+    return FigureSpec(needed(values, "x", str, "figure"), y, base, measured)

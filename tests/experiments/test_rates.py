@@ -1,0 +1,106 @@
+"""Learning rates: tried briefly, the best on validation taken, by the row itself and by those that name it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_tables import TEXT, made, small_table
+
+from vlhmm.experiments.rates import rate_of, trials, with_chosen_rates
+from vlhmm.experiments.results import write_result
+from vlhmm.experiments.show import show_table
+from vlhmm.experiments.table_file import TableFile
+
+TABLE = """
+title = "A small table"
+corpus = "tiny"
+columns = ["valid", "test", "test_spread"]
+preset = "lee2025-scalar"
+seeds = [1, 2]
+rate_tokens = 500
+
+[[rows]]
+name = "HMM"
+rates = [0.1, 0.2, 0.4]
+
+[[rows]]
+name = "as HMM"
+changes = { states_per_block = 8 }
+rate_of = "HMM"
+
+[[rows]]
+name = "fixed"
+changes = { learning_rate = 0.3 }
+
+[[claims]]
+text = "eight states are enough"
+less = ["as HMM.test_spread", "HMM.test_spread"]
+"""
+
+
+def write_trials(table: TableFile, folder: Path, *perplexities: float | None) -> None:
+    """Results of the trials, None for one that diverged."""
+    tried = with_rows(table)
+    for trial, valid in zip(trials(table, table.rows), perplexities, strict=True):
+        broken = {"measured": {}, "status": "diverged"} if valid is None else {}
+        write_result(folder, made(tried, trial.name, seed=1, valid=valid or 0.0, **broken))
+
+
+def with_rows(table: TableFile) -> TableFile:
+    """The trials among its rows."""
+    return replace(table, rows=(*table.rows, *trials(table, table.rows)))
+
+
+def test_trials_are_short_of_one_seed_and_never_see_the_test_text(tmp_path: Path) -> None:
+    table = small_table(tmp_path, TABLE)
+    tried = trials(table, [table.row("as HMM")])
+    assert [rate_of(trial) for trial in tried] == [0.1, 0.2, 0.4]
+    for trial in tried:
+        assert (trial.tokens, trial.seeds, trial.test, trial.rates) == (500, (1,), False, ())
+    assert trials(table, [table.row("fixed")]) == []
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "chosen"),
+    [((9.0, 7.0, 8.0), 0.2), ((9.0, None, 8.0), 0.4), ((None, None, None), 0.1), ((7.0, 7.0, 8.0), 0.1)],
+)
+def test_the_best_rate_is_taken(tmp_path: Path, perplexities: tuple[float | None, ...], chosen: float) -> None:
+    table = small_table(tmp_path, TABLE)
+    write_trials(table, tmp_path, *perplexities)
+    settled = with_chosen_rates(table, TEXT, [tmp_path])
+    assert [rate_of(row) for row in settled.rows] == [chosen, chosen, 0.3]
+    assert not any(row.rate_is_open for row in settled.rows)
+
+
+def test_without_all_trials_a_rate_is_open_and_the_row_not_run(tmp_path: Path) -> None:
+    table = small_table(tmp_path, TABLE)
+    (first, *_) = trials(table, table.rows)
+    write_result(tmp_path, made(with_rows(table), first.name, seed=1))
+    # A result of the rate that the preset happens to have is no answer.
+    write_result(tmp_path, made(table, "HMM"))
+    shown = show_table(table, TEXT, [tmp_path])
+    assert [row.status for row in shown.rows] == ["not run", "not run", "not run"]
+    assert [row["learning_rate"] for row in shown.to_dict()["rows"]] == [None, None, 0.3]
+
+
+def test_the_spread_of_seeds_can_be_claimed(tmp_path: Path) -> None:
+    table = small_table(tmp_path, TABLE)
+    write_trials(table, tmp_path, 9.0, 7.0, 8.0)
+    settled = with_chosen_rates(table, TEXT, [tmp_path])
+    write_result(tmp_path, made(settled, "HMM", seed=1, measured={"test": 10.0}))
+    assert show_table(table, TEXT, [tmp_path]).verdicts[0].outcome == "not run"
+    for name, seed, test in (("HMM", 2, 14.0), ("as HMM", 1, 9.0), ("as HMM", 2, 10.0)):
+        write_result(tmp_path, made(settled, name, seed=seed, measured={"test": test}))
+    shown = show_table(table, TEXT, [tmp_path])
+    assert (shown.verdicts[0].outcome, shown.verdicts[0].numbers) == ("supported", "as HMM 1.0 < HMM 4.0")
+    assert [row.status for row in shown.rows] == ["finished", "finished", "not run"]
+
+
+def test_on_another_text_or_at_a_given_rate_none_are_tried(tmp_path: Path) -> None:
+    table = small_table(tmp_path, TABLE)
+    for changed in (table.with_changes("other", {}), table.with_changes(None, {"learning_rate": "0.7"})):
+        assert trials(changed, changed.rows) == []
+        assert not any(row.rates or row.rate_of for row in changed.rows)
+    part = table.with_changes(None, {}, tokens=300)
+    assert {row.tokens for row in part.rows} == {300}
+    assert {trial.tokens for trial in trials(part, part.rows)} == {300}

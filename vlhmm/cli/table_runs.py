@@ -1,0 +1,153 @@
+"""Rows of tables while they run: read their text, train them one by one or side by side, and show how far they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlhmm.cli.show import duration, message, progress_bar, short
+
+if TYPE_CHECKING:
+    import torch
+
+    from vlhmm.data import Corpus
+    from vlhmm.experiments.row_events import RowStopped
+    from vlhmm.experiments.rows import RowDone, RowEvent, RowRun
+
+
+class RowRunner:
+    """Runs rows on one device, within one limit of time."""
+
+    def __init__(
+        self, device: torch.device, jobs: int, max_seconds: float | None, data_dir: Path | None, runs: Path
+    ) -> None:
+        self.device, self.jobs, self.max_seconds, self.data_dir, self.runs = device, jobs, max_seconds, data_dir, runs
+        self.done: list[RowDone] = []
+        self._begun = time.monotonic()
+        self._corpora: dict[str, Corpus] = {}
+
+    def __call__(self, wanted: list[RowRun], *, force: bool = False) -> int | None:
+        """Runs those that have no result, cheapest first; the exit status if they did not all get to the end."""
+        # A row that several tables have is run once.
+        waiting = list({one.folder: one for one in sorted(wanted, key=lambda one: one.row.seconds)}.values())
+        if not force:
+            there = [one for one in waiting if one.found()]
+            waiting = [one for one in waiting if one not in there]
+            if there:
+                message(f"{len(there)} of {len(there) + len(waiting)} rows have their results already")
+        for source in dict.fromkeys(one.table.corpus for one in waiting):
+            status = self._run([one for one in waiting if one.table.corpus == source], self._read(source), force)
+            if status is not None:
+                return status
+        return None
+
+    def _run(self, waiting: list[RowRun], corpus: Corpus, force: bool) -> int | None:
+        from vlhmm.experiments.rows import RowDone, run_row
+
+        if self.jobs > 1:
+            if force:
+                for one in waiting:
+                    one.discard()
+            force = False
+            waiting = self._side_by_side(waiting, corpus)
+        for one in waiting:
+            left = self._seconds_left()
+            if left is not None and left <= 0:
+                message(f"out of time before {one.label!r}; the same command goes on")
+                return 0
+            last = _watch(run_row(one, corpus, self.device, force=force, max_seconds=left), one.label)
+            if not isinstance(last, RowDone):
+                return 130 if last.reason == "interrupted" else 0
+            self.done.append(last)
+        return None
+
+    def _side_by_side(self, waiting: list[RowRun], corpus: Corpus) -> list[RowRun]:
+        """Trains rows together, one bar for all; those that have no result yet are left."""
+        from vlhmm.experiments.row_events import Working
+        from vlhmm.experiments.rows import RowDone
+        from vlhmm.experiments.side_by_side import train_side_by_side
+        from vlhmm.train import CheckEvent, StepEvent
+
+        progress: dict[Path, tuple[int, int]] = {}
+        best: dict[Path, tuple[str, float]] = {}
+        left, working = {one.folder: one for one in waiting}, ""
+        with progress_bar(f"{len(waiting)} rows, {self.jobs} at a time", None) as shown:
+            for run, event in train_side_by_side(waiting, corpus, self.device, self.jobs, self._seconds_left()):
+                match event:
+                    case StepEvent():
+                        progress[run.folder] = event.step, event.num_steps
+                    case CheckEvent():
+                        best[run.folder] = run.label, event.best_perplexity
+                    case Working():
+                        working = f"{run.label}: {event.what}"
+                    case RowDone():
+                        message(f"{run.label}: {_summary(event)} -> {event.path}")
+                        self.done.append(event)
+                        del left[run.folder]
+                        best.pop(run.folder, None)
+                note = ", ".join(f"{name} {value:,.1f}" for name, value in best.values()) or working
+                steps, num_steps = (
+                    (sum(of_each) for of_each in zip(*progress.values(), strict=True)) if progress else (0, 0)
+                )
+                shown.update(steps, num_steps or None, note)
+        return list(left.values())
+
+    def _seconds_left(self) -> float | None:
+        return None if self.max_seconds is None else max(0.0, self.max_seconds - (time.monotonic() - self._begun))
+
+    def _read(self, source: str) -> Corpus:
+        if source not in self._corpora:
+            self._corpora[source] = _read_text(source, self.data_dir, self.runs)
+        return self._corpora[source]
+
+
+def _read_text(source: str, data_dir: Path | None, runs: Path) -> Corpus:
+    """A table's corpus, tokenized first where it has to be."""
+    from vlhmm.data.prepare import Progress
+    from vlhmm.experiments.texts import read_text
+
+    with progress_bar(f"reading {source}", None) as shown:
+        for step in read_text(source, data_dir, runs):
+            if not isinstance(step, Progress):
+                return step
+            shown.update(step.bytes_read, step.bytes_total, f"{short(step.num_tokens)} tokens", f"tokenizing {source}")
+    raise AssertionError("reading always ends with the corpus")
+
+
+def _watch(events: Iterator[RowEvent], name: str) -> RowDone | RowStopped:
+    """Shows a row while it runs."""
+    from vlhmm.experiments.row_events import RowStopped, Working
+    from vlhmm.experiments.rows import RowDone
+    from vlhmm.train import CheckEvent, StepEvent
+
+    begun = time.monotonic()
+    best = ""
+    with progress_bar(name, None) as shown:
+        for event in events:
+            match event:
+                case StepEvent():
+                    shown.update(event.step, event.num_steps, f"loss {event.loss:.3f}{best}", name)
+                case CheckEvent():
+                    best = f"  best valid perplexity {event.best_perplexity:,.1f}"
+                case Working():
+                    shown.update(event.done, event.total, event.what, name)
+                case RowDone():
+                    took = duration(time.monotonic() - begun)
+                    message(f"{name}: {_summary(event)}, {took} -> {event.path}")
+                    return event
+                case RowStopped():
+                    message(f"{name}: stopped at step {event.step:,} of {event.num_steps:,}; the same command goes on")
+                    return event
+    raise AssertionError("a row always ends with RowDone or RowStopped")
+
+
+def _summary(done: RowDone) -> str:
+    from vlhmm.experiments.quantities import QUANTITIES, written
+
+    result = done.result
+    if result.status == "diverged":
+        return f"diverged ({result.message})"
+    shown = [name for name in ("train", "valid", "test") if name in result.measured]
+    return ", ".join(f"{QUANTITIES[name].heading} {written(name, result.measured[name])}" for name in shown)

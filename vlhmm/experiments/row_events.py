@@ -1,0 +1,77 @@
+"""What the training of a row tells while it runs, where it keeps things, and what it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vlhmm.evaluate import Scorer
+from vlhmm.experiments.measure import Measured
+from vlhmm.models import Model
+from vlhmm.recipe import Recipe
+from vlhmm.train import CheckEvent, StepEvent
+
+SAVE_SECONDS = 60.0
+"""Between two saves of a run: at every check they would take longer than the training of large models."""
+
+
+@dataclass(frozen=True)
+class Working:
+    """Something other than a step of training has begun, or has come so far."""
+
+    what: str
+    done: int = 0
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class RowStopped:
+    """Training ended before its plan did; running the row again goes on from there."""
+
+    reason: Literal["time", "interrupted"]
+    step: int
+    num_steps: int
+
+
+TrainingEvent = StepEvent | CheckEvent | Working | RowStopped
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row's training is kept."""
+
+    folder: Path
+    runs: Path
+    """The folder of all runs, with what rows share."""
+
+    @property
+    def blocks(self) -> Path:
+        return self.runs / "blocks"
+
+    @property
+    def teachers(self) -> Path:
+        return self.runs / "teachers"
+
+    @property
+    def clusters(self) -> Path:
+        return self.runs / "clusters"
+
+
+@dataclass(frozen=True)
+class Trained:
+    scorer: Scorer[Any]
+    """With the weights that were best on validation."""
+    num_parameters: int
+    seconds: float
+    """Of all sittings."""
+    others: list[Measured]
+    """What can only be known from the training itself."""
+    curve: list[dict[str, float]]
+    hmm: tuple[Model, Recipe] | None = None
+    """Where it is one of ours, whose steps can be timed alone."""
+
+
+Training = Generator[TrainingEvent, None, Trained | None]
+"""Events, and at the end what was trained; None if it stopped before."""
