@@ -1,7 +1,11 @@
-"""`python -m bench --device cuda|cpu --json F`: ours, the peers that are installed and the floor, in one table."""
+"""`python -m bench --device cuda|cpu --json F`: ours, the peers that are installed and the floor, in one table.
+
+`python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 import sys
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -18,25 +22,43 @@ from rich.console import Console
 
 from bench import original
 from bench.epoch import run_epoch
+from bench.errors import ErrorRow, error_rows
+from bench.first_step import FirstStep, first_steps
 from bench.floor import Rates, dense_needs, measure_rates, step_needs
+from bench.largest import largest
 from bench.measure import Result, compare
+from bench.memory import Peak, peaks
 from bench.ours import Ours, step_inputs, timed_step
 from bench.peers import PEERS, Engine, installed
+from bench.plots import draw_scaling
 from bench.report import Epoch, Row, about, table
+from bench.report_checks import error_table, first_step_table, largest_table, peak_table, point_table
+from bench.scaling import points
 from bench.sizes import default_works, dense_sizes, step_sizes
 from bench.workloads import TITLES, DenseSizes, Step, StepSizes, Timed, Truth, Work, dense_inputs, error, tolerance
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+DeviceName = Annotated[str, typer.Option("--device", help="cuda or cpu.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results there.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Tiny sizes: to see that everything runs.")]
+DEFAULT_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@app.callback(invoke_without_command=True)
 def main(
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda" if torch.cuda.is_available() else "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
+    context: typer.Context,
+    device: DeviceName = DEFAULT_DEVICE,
+    json_file: JsonFile = None,
     only: Annotated[str | None, typer.Option(help=f"Some of {', '.join(TITLES)}, with commas.")] = None,
     states: Annotated[str | None, typer.Option(help="Numbers of states for W1, W2, W4, W5, with commas.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 20,
     peers: Annotated[bool, typer.Option(help="Measure the peers that are installed.")] = True,
-    quick: Annotated[bool, typer.Option(help="Tiny sizes: to see that everything runs.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measures this package against its peers and against what the device allows. A wrong answer gets no time."""
+    if context.invoked_subcommand is not None:
+        return
     begun = time.perf_counter()
     where = _device(device)
     works = _works(only, where, quick)
@@ -45,6 +67,9 @@ def main(
     rates = measure_rates(where, quick)
     rows: list[Row] = []
     epochs: list[Epoch] = []
+    errors: list[ErrorRow] = []
+    held: list[Peak] = []
+    firsts: list[FirstStep] = []
     for work in works:
         console.print(f"{work} {TITLES[work]} ...", style="dim")
         match work:
@@ -57,14 +82,74 @@ def main(
                 rows.append(step_row(work, step_sizes(work, quick), where, rates, repeat, peers))
             case "PTB" | "PTBb":
                 epochs.append(run_epoch(work, where, steps=40 if quick else None))
+            case "errors":
+                errors += error_rows(where, quick)
+            case "memory":
+                held += peaks(where, quick)
+            case "first":
+                firsts += [*first_steps("W3", where, quick), *first_steps("W3b", where, quick)]
+        found: dict[str, list[dict[str, Any]]] = {
+            "rows": [row.to_json() for row in rows],
+            "epochs": [epoch.to_json() for epoch in epochs],
+            "errors": [asdict(row) for row in errors],
+            "memory": [asdict(peak) for peak in held],
+            "first_steps": [asdict(first) for first in firsts],
+        }
+        # After each work: what is stopped half way keeps what it has measured.
+        _write(json_file, where, begun, rates, found)
+        gc.collect()
         if where.type == "cuda":
             torch.cuda.empty_cache()
     # Wide enough for reasons also where the output is a file.
-    (console if console.is_terminal else Console(width=150)).print(table(rows, epochs, rates))
+    shown = console if console.is_terminal else Console(width=150)
+    for part in (table(rows, epochs, rates), error_table(errors), peak_table(held), first_step_table(firsts)):
+        if part.row_count:
+            shown.print(part)
+
+
+@app.command()
+def scaling(
+    device: DeviceName = DEFAULT_DEVICE,
+    json_file: JsonFile = None,
+    seconds: Annotated[float, typer.Option(help="For all points together; the rest is left out.")] = 60.0,
+    search: Annotated[float, typer.Option(help="Seconds for each search for the most states; 0: none.")] = 15.0,
+    quick: Quick = False,
+) -> None:
+    """Cost against length, batch, states, states of a block and blocks, and on a GPU the most states that fit."""
+    begun = time.perf_counter()
+    where = _device(device)
+    rates = measure_rates(where, quick)
+    found = list(points(where, rates, seconds, quick))
+    fit = largest(where, search, quick) if where.type == "cuda" and search > 0 else []
+    console = Console()
+    shown = console if console.is_terminal else Console(width=150)
+    shown.print(point_table(found))
+    if fit:
+        shown.print(largest_table(fit))
+    parts = {"points": [asdict(point) for point in found], "largest": [asdict(one) for one in fit]}
+    _write(json_file, where, begun, rates, parts)
+
+
+@app.command()
+def plots(
+    json_file: Annotated[Path, typer.Argument(metavar="FILE", help="What `scaling --json` wrote.")],
+    folder: Annotated[Path, typer.Option("--to", help="Where the pictures go.")] = Path("docs"),
+) -> None:
+    """Pictures of the cost against every size."""
+    try:
+        drawn = draw_scaling(json.loads(json_file.read_text(encoding="utf-8")), folder)
+    except (OSError, ValueError) as reason:
+        raise typer.BadParameter(str(reason)) from None
+    for path in drawn:
+        print(path)
+
+
+def _write(
+    json_file: Path | None, device: torch.device, begun: float, rates: Rates, parts: dict[str, list[dict[str, Any]]]
+) -> None:
     if json_file is not None:
         command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
-        found = about(where, command, time.perf_counter() - begun, rates)
-        found |= {"rows": [row.to_json() for row in rows], "epochs": [epoch.to_json() for epoch in epochs]}
+        found = about(device, command, time.perf_counter() - begun, rates) | parts
         json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
@@ -128,4 +213,4 @@ def _numbers(states: str | None) -> tuple[int, ...] | None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -9,7 +9,7 @@ import copy
 from itertools import cycle
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bench.ours import STEPS_CHECKED, StepInputs, first_steps
@@ -53,9 +53,7 @@ class EagerTraining:
             entering = _log_transition(model, out, features.into, num_blocks)
             entering = entering.view(num_blocks, -1, num_blocks, per_block)[last_block, :, block[:, 0]]
             message = (log_belief[:, :, None] + entering).logsumexp(1)
-        message = message + emitted[:, 0]
-        for t in range(1, tokens.shape[1]):
-            message = (message[:, :, None] + tiles[:, t - 1]).logsumexp(1) + emitted[:, t]
+        message = _last_message(message, tiles, emitted)
         log_prob = message.logsumexp(1)
         loss = -log_prob.sum() / tokens.numel()
         self.optimizer.zero_grad(set_to_none=True)
@@ -63,6 +61,31 @@ class EagerTraining:
         self.optimizer.step()
         self.previous = kept, block[:, -1], (message - log_prob[:, None]).detach()
         return float(loss.detach())
+
+
+@torch.no_grad()
+def log_probs(model: Model, tokens: Int[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    """log p of each sequence, begun from the start distribution, with all states, in float64."""
+    model = copy.deepcopy(model).double()
+    states = model.all_states().states
+    features = model.encoder.features(states.flatten())
+    num_blocks, per_block = states.shape
+    block = model.group_of_word[tokens]
+    log_start = model.start(states.flatten(), features.start, None).view(num_blocks, per_block)
+    log_transition = _log_transition(model, features.out, features.into, num_blocks)
+    tiles = log_transition.view(num_blocks, per_block, num_blocks, per_block)[block[:, :-1], :, block[:, 1:]]
+    log_emission = _log_emission(model, features.emit, per_block).view(num_blocks, per_block, -1)
+    return _last_message(log_start[block[:, 0]], tiles, log_emission[block, :, tokens]).logsumexp(1)
+
+
+def _last_message(
+    message: Float[Tensor, "B K"], tiles: Float[Tensor, "B T-1 K K"], emitted: Float[Tensor, "B T K"]
+) -> Float[Tensor, "B K"]:
+    """log p(x, z_T), from what the states of position 0 are entered with."""
+    message = message + emitted[:, 0]
+    for t in range(1, emitted.shape[1]):
+        message = (message[:, :, None] + tiles[:, t - 1]).logsumexp(1) + emitted[:, t]
+    return message
 
 
 def _log_transition(

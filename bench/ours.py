@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from bench.workloads import DenseInputs, StepSizes, Timed, Work
 from vlhmm.cluster import Blocks
 from vlhmm.hmm import HMM
 from vlhmm.models import Kept, Model, neural_hmm
+from vlhmm.precision import Precision
 from vlhmm.step import EAGER_STEPS, Step
 from vlhmm.tables import Tables, TableTransition, convert, dense_support
 from vlhmm.train_settings import TrainSettings
@@ -23,21 +25,27 @@ STEPS_CHECKED = EAGER_STEPS + 3
 """Losses compared with float64. Those after the first depend on the gradients and updates before them, and the last ones,
 on a GPU, come from captured graphs."""
 NUM_WINDOWS = 16
+Initialisation = Literal["paper", "code"]
+
+
+def dense_hmm(inputs: DenseInputs, precision: Precision = "bf16") -> HMM:
+    return HMM(
+        Tables(
+            convert(dense_support(inputs.sizes.num_words, inputs.sizes.states), device=inputs.device),
+            inputs.start.log(),
+            TableTransition(inputs.transition.log()),
+            inputs.emission.log(),
+            precision=precision,
+        )
+    )
 
 
 class Ours:
     name = "vlhmm"
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
-        sizes, tokens = inputs.sizes, inputs.tokens
-        hmm = HMM(
-            Tables(
-                convert(dense_support(sizes.num_words, sizes.states), device=inputs.device),
-                inputs.start.log(),
-                TableTransition(inputs.transition.log()),
-                inputs.emission.log(),
-            )
-        )
+        tokens = inputs.tokens
+        hmm = dense_hmm(inputs)
 
         def log_prob() -> Tensor:
             with torch.no_grad():
@@ -67,19 +75,31 @@ class StepInputs:
     windows: list[Int[Tensor, "B T"]]
 
 
-def step_inputs(sizes: StepSizes, device: torch.device, seed: int = 0) -> StepInputs:
+def step_model(
+    sizes: StepSizes,
+    device: torch.device,
+    generator: torch.Generator,
+    # From N(0, 1) embeddings the logits are so large that bf16 operands miss the error that is allowed.
+    initialisation: Initialisation = "paper",
+    precision: Precision = "bf16",
+) -> Model:
     """Random words, in blocks of nearly equal size."""
     blocks = Blocks(np.arange(sizes.num_words, dtype=np.int64) % sizes.num_blocks, sizes.num_blocks)
-    generator = torch.Generator().manual_seed(seed)
     model = neural_hmm(
         blocks,
         sizes.states_per_block,
         sizes.dim,
         transition=sizes.transition,
-        # From N(0, 1) embeddings the logits are so large that bf16 operands miss the error that is allowed.
-        initialisation="paper",
+        initialisation=initialisation,
+        precision=precision,
         generator=generator,
-    ).to(device)
+    )
+    return model.to(device)
+
+
+def step_inputs(sizes: StepSizes, device: torch.device, seed: int = 0, num_windows: int = NUM_WINDOWS) -> StepInputs:
+    generator = torch.Generator().manual_seed(seed)
+    model = step_model(sizes, device, generator)
     settings = TrainSettings(
         learning_rate=1e-3,
         batch_size=sizes.batch,
@@ -89,7 +109,7 @@ def step_inputs(sizes: StepSizes, device: torch.device, seed: int = 0) -> StepIn
         clip=0.0,
         seed=seed,
     )
-    windows = torch.randint(sizes.num_words, (NUM_WINDOWS, sizes.batch, sizes.window), generator=generator)
+    windows = torch.randint(sizes.num_words, (num_windows, sizes.batch, sizes.window), generator=generator)
     return StepInputs(sizes, model, settings, list(windows.to(device)))
 
 

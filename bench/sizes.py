@@ -20,8 +20,10 @@ def default_works(device: torch.device, quick: bool) -> tuple[str, ...]:
     """Everything on a GPU; on a CPU what is done there, leaving out training at full size."""
     dense = ("W1", "W2", "W4", "W5")
     if quick:
-        return (*dense, "W3", "W3b")
-    return (*dense, "W3", "W3b", "PTB", "PTBb") if device.type == "cuda" else dense
+        return (*dense, "W3", "W3b", "errors", "memory")
+    if device.type != "cuda":
+        return dense
+    return (*dense, "W3", "W3b", "PTB", "PTBb", "errors", "memory", "first")
 
 
 def dense_sizes(work: Work, device: torch.device, quick: bool, states: tuple[int, ...] | None) -> list[DenseSizes]:

@@ -25,6 +25,9 @@ TITLES: dict[str, str] = {
     "W5": "posterior marginals",
     "PTB": "PTB epoch, the paper's setting",
     "PTBb": "PTB epoch, block-factored",
+    "errors": "errors of the precisions",
+    "memory": "memory at the highest",
+    "first": "the first step, compilation included",
 }
 
 CHECKED_PATHS = 4

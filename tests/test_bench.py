@@ -2,18 +2,20 @@
 
 import itertools
 import json
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import typer
 from tiny import tiny_corpus
 from torch import Tensor
 from typer.testing import CliRunner
 
-from bench import epoch
-from bench.__main__ import main
+from bench import epoch, first_step, largest, memory
+from bench.__main__ import app
+from bench.errors import error_rows
 from bench.floor import Needs, Rates
 from bench.measure import Result, compare
 from bench.original import step_error
@@ -39,8 +41,6 @@ from vlhmm.train_settings import TrainSettings
 
 CPU = torch.device("cpu")
 DENSE: tuple[Work, ...] = ("W1", "W2", "W4", "W5")
-app = typer.Typer()
-app.command()(main)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +174,8 @@ def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(file.read_text(encoding="utf-8"))
     assert [row["work"] for row in found["rows"]] == ["W1", "W2", "W4", "W5", "W3", "W3b"]
+    assert all(row["worst"] <= row["allowed"] for row in found["errors"])
+    assert [peak["work"].split(", ")[-1] for peak in found["memory"]] == ["25 tokens", "beyond the shorter one"]
     assert {"command", "commit", "device_name", "versions", "seconds", "rates"} <= set(found)
     for row in found["rows"]:
         ours = row["results"][0]
@@ -184,6 +186,100 @@ def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
     by_name = {result["engine"]: result for result in found["rows"][0]["results"]}
     assert by_name[PlainLoop.name]["median_ms"] > 0
     assert "vlhmm" in done.output
+
+
+def test_scaling_covers_every_size_and_is_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "scaling.json"
+    done = CliRunner().invoke(app, ["scaling", "--device", "cpu", "--quick", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    points = json.loads(file.read_text(encoding="utf-8"))["points"]
+    assert {(point["work"], point["axis"]) for point in points} == {
+        *itertools.product(("W1", "W2"), ("states", "batch", "length")),
+        *itertools.product(("W3b",), ("num_blocks", "states_per_block", "batch", "length")),
+        *itertools.product(("W3",), ("num_blocks", "states_per_block")),
+    }
+    for point in points:
+        sizes = point["sizes"]
+        assert sizes["window" if point["axis"] == "length" and "window" in sizes else point["axis"]] == point["value"]
+        assert point["milliseconds"] > 0
+        assert point["floor_ms"] > 0
+    pytest.importorskip("matplotlib")
+    drawn = CliRunner().invoke(app, ["plots", str(file), "--to", str(tmp_path)])
+    assert drawn.exit_code == 0, drawn.output
+    assert {path.name for path in tmp_path.glob("*.png")} == {"scaling-dense.png", "scaling-blocked.png"}
+
+
+def test_points_beyond_the_time_say_so(tmp_path: Path) -> None:
+    file = tmp_path / "scaling.json"
+    CliRunner().invoke(app, ["scaling", "--device", "cpu", "--quick", "--seconds", "0", "--json", str(file)])
+    points = json.loads(file.read_text(encoding="utf-8"))["points"]
+    assert {point["message"] for point in points} == {"not run: 0 s were over"}
+
+
+def test_errors_of_a_wrong_model_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(row.worst <= row.allowed for row in error_rows(CPU, quick=True))
+    exact = Truth.log_prob
+    monkeypatch.setattr(Truth, "log_prob", lambda truth: 1.001 * exact(truth))
+    dense = next(iter(error_rows(CPU, quick=True)))
+    assert dense.worst == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_peaks_are_of_work_that_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting needs a GPU; that the work runs does not."""
+
+    def counted(call: Callable[[], object], device: torch.device) -> int:
+        call()
+        return 7
+
+    monkeypatch.setattr(memory, "peak_of", counted)
+    sizes = replace(step_sizes("W3b", quick=True), batch=1, window=40)
+    found = memory._step(sizes, CPU, "one text", steps=2)
+    assert found.bytes == 7
+    assert found.message.startswith("loss ")
+    assert memory._dense_gradient(CPU, quick=True).bytes == 7
+
+
+def test_states_are_doubled_until_they_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(call: Callable[[], object], device: torch.device) -> int:
+        call()
+        return 7
+
+    def at_most_64(states: int, device: torch.device) -> Callable[[], None]:
+        if states > 64:
+            raise torch.OutOfMemoryError("no more")
+        return lambda: None
+
+    monkeypatch.setattr(largest, "peak_of", counted)
+    found = largest._doubled("work", at_most_64, 4, CPU, seconds=60.0)
+    assert (found.states, found.bytes, found.ended) == (64, 7, "2^7 states: no more")
+    assert largest._doubled("work", at_most_64, 4, CPU, seconds=0.0).ended == "0 s were over"
+    # What is doubled on a GPU runs at any size.
+    largest._dense(32, CPU)()
+    for transition in ("softmax", "block-factored"):
+        largest._training(transition, 64, CPU)()  # type: ignore[arg-type]
+
+
+def test_first_steps_share_a_folder_that_was_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+
+    def child(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        folder = Path(env["TRITON_CACHE_DIR"])
+        folders.append((folder, list(folder.iterdir())))
+        (folder / "kernel").touch()
+        assert command[1:] == ["-m", "bench.first_step", "W3b", "cpu", "quick"]
+        seconds = first_step._seconds("W3b", CPU, quick=True)
+        assert all(one > 0 for one in seconds)
+        failed = len(folders) == 2
+        return subprocess.CompletedProcess(command, int(failed), f"{json.dumps(seconds)}\n", "a\nno memory\n")
+
+    monkeypatch.setattr(first_step.subprocess, "run", child)
+    compiled, from_disk = first_step.first_steps("W3b", CPU, quick=True)
+    assert compiled.compiled
+    assert compiled.first_step is not None
+    assert (from_disk.compiled, from_disk.first_step, from_disk.message) == (False, None, "failed: no memory")
+    (first, nothing), (second, kernels) = folders
+    assert (first, nothing) == (second, [])
+    assert [kernel.name for kernel in kernels] == ["kernel"]
 
 
 def test_an_epoch_is_timed_only_if_it_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +308,7 @@ def test_an_epoch_is_timed_only_if_it_learnt(monkeypatch: pytest.MonkeyPatch) ->
         (["--states", "many"], "many"),
         (["--states", "0"], "at least 1 state"),
         (["--device", "tpu"], "tpu"),
+        (["plots", "nothing.json"], "nothing.json"),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], named: str) -> None:

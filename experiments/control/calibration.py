@@ -14,8 +14,7 @@ import vlhmm
 from experiments.control.sets import contains
 from vlhmm.control import contains as contains_phrase
 from vlhmm.control.product import lookahead
-from vlhmm.decoding import Drawn
-from vlhmm.teacher import Teacher
+from vlhmm.teacher import Drawn, Teacher
 
 BINS = 10
 

@@ -1,0 +1,107 @@
+"""Errors, memory, first steps and scaling as tables."""
+
+from __future__ import annotations
+
+from math import log
+
+from rich.table import Table
+
+from bench.errors import ErrorRow
+from bench.first_step import FirstStep
+from bench.largest import Largest
+from bench.memory import Peak
+from bench.scaling import Point
+
+
+def error_table(rows: list[ErrorRow]) -> Table:
+    shown = _table("error of log p of 64 tokens against float64, relative, the worst sequence", "hmm")
+    for heading in ("states", "precision", "error", "allowed", ""):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        verdict = _verdict(row.worst, row.allowed)
+        shown.add_row(row.hmm, f"{row.states:,}", row.precision, f"{row.worst:.1e}", f"{row.allowed:.0e}", verdict)
+    return shown
+
+
+def peak_table(rows: list[Peak]) -> Table:
+    shown = _table("memory at the highest", "work")
+    for heading in ("GiB", "allowed", "", "with"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(row.work, _gib(row.bytes), _gib(row.allowed), _verdict(row.bytes, row.allowed), row.message)
+    return shown
+
+
+def first_step_table(rows: list[FirstStep]) -> Table:
+    shown = _table("seconds of the first training step of a process", "work")
+    for heading in ("kernels", "first step", "until captured", "whole process", "allowed", ""):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(
+            row.work,
+            "compiled" if row.compiled else "from disk",
+            row.message or _seconds(row.first_step),
+            _seconds(row.until_captured),
+            _seconds(row.process),
+            f"{row.allowed:.0f}",
+            _verdict(row.first_step, row.allowed),
+        )
+    return shown
+
+
+def point_table(points: list[Point]) -> Table:
+    shown = _table("cost against one size, the others as in the work", "work")
+    for heading in ("size", "value", "ms", "floor", "exponent"):
+        shown.add_column(heading, justify="right")
+    for point in points:
+        shown.add_row(
+            point.work,
+            point.axis,
+            f"{point.value:,}",
+            point.message if point.milliseconds is None else f"{point.milliseconds:.3g}",
+            f"{point.floor_ms:.2g}",
+            _exponent(point, points),
+        )
+    return shown
+
+
+def largest_table(rows: list[Largest]) -> Table:
+    shown = _table("the most states that fit, doubled", "work")
+    for heading in ("states", "GiB", "ms", "ended by"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(row.work, f"{row.states:,}", _gib(row.bytes), f"{row.milliseconds:.3g}", row.ended)
+    return shown
+
+
+def _exponent(point: Point, points: list[Point]) -> str:
+    """How the time grew from the size before: 1 is proportional."""
+    before = [
+        other
+        for other in points
+        if (other.work, other.axis) == (point.work, point.axis) and other.value < point.value and other.milliseconds
+    ]
+    if not before or not point.milliseconds:
+        return ""
+    last = before[-1]
+    return f"{log(point.milliseconds / (last.milliseconds or 1)) / log(point.value / last.value):.2f}"
+
+
+def _table(title: str, first: str) -> Table:
+    shown = Table(title=title)
+    shown.add_column(first)
+    return shown
+
+
+def _verdict(found: float | None, allowed: float | None) -> str:
+    if found is None or allowed is None:
+        return ""
+    return "ok" if found <= allowed else "too much"
+
+
+def _gib(number: int | None) -> str:
+    return "" if number is None else f"{number / 2**30:.2f}"
+
+
+def _seconds(number: float | None) -> str:
+    return "" if number is None else f"{number:.1f}"
