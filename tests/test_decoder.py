@@ -85,6 +85,18 @@ def test_no_token_sees_those_after_it() -> None:
     assert not torch.equal(decoder(tokens)[:, 8], decoder(other)[:, 8])
 
 
+@pytest.mark.parametrize("dim", [32, 520])
+def test_the_loss_is_that_of_the_logits(dim: int) -> None:
+    decoder = Decoder(DecoderSettings(dim=dim, layers=1, heads=4, hidden=32), num_words=50)
+    tokens = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
+    log_probs = decoder(tokens).log_softmax(2).gather(2, tokens[..., None])
+    torch.testing.assert_close(decoder.loss(tokens), -log_probs.mean())
+    parameters = list(decoder.parameters())
+    ours = torch.autograd.grad(decoder.loss(tokens), parameters)
+    for one, other in zip(ours, torch.autograd.grad(-log_probs.mean(), parameters), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_training_beats_the_unigram(corpus: Corpus) -> None:
     *events, last = trained(corpus, DecoderTraining(**{**QUICK.__dict__, "tokens": 40_000}))
     assert isinstance(last, TrainedDecoder)

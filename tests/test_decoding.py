@@ -9,8 +9,9 @@ import torch
 from tiny_teacher import write_tiny_teacher
 from torch import Tensor
 
-import vlhmm.teacher
-from vlhmm.decoding import (
+import vlhmm.teacher.drawing
+from vlhmm.teacher import Teacher, TextDrawer, draw_texts, load_teacher
+from vlhmm.teacher.decoding import (
     Drawn,
     FixedWriter,
     Manner,
@@ -22,7 +23,6 @@ from vlhmm.decoding import (
     slots_of,
     write_growing,
 )
-from vlhmm.teacher import Teacher, TextDrawer, draw_texts, load_teacher
 
 pytest.importorskip("transformers")
 
@@ -221,7 +221,7 @@ def test_a_model_that_refuses_fixed_buffers_is_drawn_from_the_slow_way(
 
 
 def test_broken_weights_are_no_reason_to_try_again(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vlhmm.teacher, "write_growing", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(vlhmm.teacher.drawing, "write_growing", lambda *_: pytest.fail("tried again"))
     monkeypatch.setattr(teacher.model.lm_head, "weight", torch.nn.Parameter(teacher.model.lm_head.weight * torch.nan))
     with pytest.raises(ValueError, match="its weights are broken"):
         as_on_a_gpu(TextDrawer(teacher, max_tokens=4))([[1], [1]], seeded(0))

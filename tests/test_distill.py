@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import vlhmm
 from vlhmm.checkpoint import read_tensors
 from vlhmm.data import Tokenizer, Tokens, load_corpus
 from vlhmm.distill import drawing, held_out
-from vlhmm.samples import SampleSettings, draw_samples, num_sampled, packed
+from vlhmm.lvd import LVDSettings
+from vlhmm.recipe import preset
 from vlhmm.teacher import Teacher, draw_texts, load_teacher, teacher_of
+from vlhmm.teacher.samples import SampleSettings, draw_samples, num_sampled, packed
 
 pytest.importorskip("transformers")
 
@@ -180,6 +183,17 @@ def test_distilled_hmm_knows_more_than_counts_and_less_than_the_teacher(teacher_
     # Called again, it finds all done.
     again = vlhmm.distill(str(teacher_dir), tmp_path / "run", **options)  # type: ignore[arg-type]
     assert again.held_out == made.held_out
+
+
+def test_distillation_may_begin_with_clusters_of_the_teachers_vectors(teacher: Teacher, tmp_path: Path) -> None:
+    recipe = preset("distill")
+    recipe = replace(recipe, train=replace(recipe.train, batch_size=8, epochs=6))
+    options = {"states": 24, "tokens": 4000, "max_tokens": 20, "batch_size": 64, "recipe": recipe}
+    made = vlhmm.distill(teacher, tmp_path / "run", lvd=True, **options)  # type: ignore[arg-type]
+    assert made.held_out.teacher < made.held_out.hmm < 0.5 * made.held_out.unigram
+    assert (tmp_path / "run" / "clusters.safetensors").exists()
+    with pytest.raises(ValueError, match="was made with other settings"):
+        vlhmm.distill(teacher, tmp_path / "run", lvd=LVDSettings(cluster_tokens=2000, joint_tokens=500), **options)  # type: ignore[arg-type]
 
 
 def test_held_out_samples_are_scored_each_from_its_beginning(teacher: Teacher, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""From a language model to an HMM over its own tokens: draw text from it, then train on that text."""
+"""From a language model to an HMM over its own tokens: draw text from it, then train on that text, first on the clusters of
+the model's own vectors if asked."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ from vlhmm.baselines import Unigram
 from vlhmm.data import Corpus, Tokens, load_corpus
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel
+from vlhmm.lvd import LVDSettings, VectorTeacher, lvd_training, vector_teacher
+from vlhmm.lvd.vectors import width_of
 from vlhmm.recipe import Recipe, preset
-from vlhmm.samples import (
+from vlhmm.settings import settings_from
+from vlhmm.teacher import Teacher, load_teacher
+from vlhmm.teacher.samples import (
     HELD_OUT_EVERY,
     SampleEvent,
     SampleSettings,
@@ -27,15 +32,17 @@ from vlhmm.samples import (
     read_settings,
     teacher_perplexity,
 )
-from vlhmm.settings import settings_from
-from vlhmm.teacher import Teacher, load_teacher
-from vlhmm.train import train
+from vlhmm.train import run_to_end, train
 from vlhmm.train_settings import TrainSettings
 
 SAMPLES = "samples"
 """Where in a run folder the samples lie, unless another folder is given."""
 GPU_BATCH, CPU_BATCH = 4096, 32
 """Texts drawn side by side."""
+CLUSTER_TOKENS, COMPONENTS = 2_000_000, 128
+"""Distillation clusters the vectors of so many tokens at most, by so many components: a gigabyte."""
+JOINT_TOKENS, JOINT_PART = 5_000_000, 0.1
+"""p(x, z) gets so many tokens at most, and of a short training this part."""
 SCORED_TOGETHER = 64
 """Held-out samples scored at once."""
 
@@ -69,6 +76,7 @@ def distill(
     prompts: Sequence[str] | None = None,
     samples: str | Path | None = None,
     batch_size: int | None = None,
+    lvd: bool | LVDSettings = False,
     seed: int = 0,
     device: torch.device | str = "cpu",
     recipe: Recipe | None = None,
@@ -77,13 +85,21 @@ def distill(
     """A dense HMM of so many states, trained on `tokens` tokens that the teacher writes after `prompts` (None: after BOS).
 
     `samples`: a folder for the text, to be used again; default: inside `out`. Stopped and called again, it goes on where it was.
+    `lvd`: training begins with latent variable distillation, its states the clusters of the teacher's vectors.
     `recipe`: the preset "distill" unless given; `changes` are training settings by name.
     """
     device = torch.device(device)
+    if lvd and isinstance(teacher, str):
+        # It is asked for text, then for vectors.
+        teacher = load_teacher(teacher, device)
     folder = Path(out) / SAMPLES if samples is None else Path(samples)
     recipe = recipe or preset("distill")
-    recipe = replace(recipe, train=settings_from(TrainSettings, {**asdict(recipe.train), **changes}))
-    recipe = fitting(recipe, states, max(tokens, num_sampled(folder)), max_tokens, seed)
+    recipe = replace(
+        recipe,
+        model=replace(recipe.model, states_per_block=states),
+        train=settings_from(TrainSettings, {**asdict(recipe.train), **changes, "seed": seed}),
+    )
+    recipe = fitting(recipe, max(tokens, num_sampled(folder)), max_tokens)
     for _ in drawing(
         teacher,
         folder,
@@ -98,7 +114,12 @@ def distill(
         pass
     corpus = load_corpus(folder)
     model = recipe.make_model(corpus, recipe.make_blocks(corpus)).to(device)
-    train(model, corpus, recipe.train, out=out, resume=True)
+    if lvd and isinstance(teacher, Teacher):
+        vectors = vector_teacher(teacher)
+        settings = lvd if isinstance(lvd, LVDSettings) else fitting_lvd(corpus, recipe.train, vectors)
+        run_to_end(lvd_training(model, corpus, vectors, settings, recipe.train, out=out, resume=True))
+    else:
+        train(model, corpus, recipe.train, out=out, resume=True)
     lm = LanguageModel(model, corpus.tokenizer)
     return Distilled(lm, held_out(lm.hmm, corpus, folder))
 
@@ -134,7 +155,7 @@ def drawing(
     yield from draw_samples(folder, settings, tokens, load, prompts, max_seconds=max_seconds)
 
 
-def fitting(recipe: Recipe, states: int, tokens: int, max_tokens: int, seed: int) -> Recipe:
+def fitting(recipe: Recipe, tokens: int, max_tokens: int) -> Recipe:
     """The recipe for so much text in samples of that length; refused before any is drawn if it is too little.
 
     A window holds the longest sample, so that each begins as a text does.
@@ -143,11 +164,7 @@ def fitting(recipe: Recipe, states: int, tokens: int, max_tokens: int, seed: int
         raise ValueError(f"{tokens} tokens are to be drawn, at least 1 is needed")
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
-    made = replace(
-        recipe,
-        model=replace(recipe.model, states_per_block=states),
-        train=replace(recipe.train, window=max_tokens, seed=seed),
-    )
+    made = replace(recipe, train=replace(recipe.train, window=max_tokens))
     needed = made.train.batch_size * max_tokens
     for_training = tokens * (HELD_OUT_EVERY - 2) // HELD_OUT_EVERY
     if for_training < needed:
@@ -156,6 +173,30 @@ def fitting(recipe: Recipe, states: int, tokens: int, max_tokens: int, seed: int
             f"{max_tokens} needs {needed:,}: draw more, or make batch_size smaller"
         )
     return made
+
+
+def fitting_lvd(
+    corpus: Corpus,
+    train: TrainSettings,
+    teacher: VectorTeacher,
+    cluster_tokens: int | None = None,
+    joint_tokens: int | None = None,
+) -> LVDSettings:
+    """Distillation of a text that training sees all of, for a training of that length."""
+    length = len(corpus.train)
+    if cluster_tokens is None:
+        cluster_tokens = min(CLUSTER_TOKENS, length)
+    if joint_tokens is None:
+        joint_tokens = max(1, min(JOINT_TOKENS, int(JOINT_PART * train.epochs * length)))
+    return LVDSettings(
+        cluster_tokens=cluster_tokens,
+        set_aside=False,
+        joint_tokens=joint_tokens,
+        # A state is then what the words before tell of the next one: a little better on the Penn Treebank, seeds 0 to 2.
+        position="at" if teacher.sees_ahead else "before",
+        pca=COMPONENTS if width_of(teacher) > COMPONENTS else 0,
+        seed=train.seed,
+    )
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
-"""One step of training: loss and gradients of a window, then the update; on a GPU two CUDA graphs.
+"""One step of training: loss and gradients of a window, then the update; on a GPU two CUDA graphs. The loss is that of
+p(x), or of p(x, z) where states z are given.
 
 All that a step reads and writes lies in buffers of fixed size and place, so that the same code runs eagerly or as a captured
 graph. Gradients and update are separate: several processes can reduce their gradients in between.
@@ -8,15 +9,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.capture import captured
 from vlhmm.inference.gather import Batch, Boundary
+from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Kept, Model, Window, held_and_others
 from vlhmm.precision import Precision
@@ -64,9 +66,11 @@ class Step:
         self.static_shapes = False
         """Whether the last step can be captured in a graph: nothing of it waited for the device."""
         self.count = 0
+        self._states: Tensor | None = None
+        """Given ones, while steps climb p(x, z): that of the last window's last token, then those of this window."""
         self._kept: Tensor | None
         self._belief: Belief
-        self._graphs: _Graphs | None
+        self._graphs: _Graphs | None = None
         self._begin_dropout(settings.state_dropout)
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -80,28 +84,44 @@ class Step:
         states = self.model.support.states_per_word if self._kept is None else self._kept.shape[1]
         size = self.settings.batch_size
         self._belief = Belief(torch.zeros(size, dtype=torch.int64, device=device), self._zeros(size, states))
-        self._graphs = _Graphs(self) if device.type == "cuda" and self.settings.graphs else None
+        self._begin_graphs()
+
+    def _begin_graphs(self) -> None:
+        if self._graphs is not None:
+            # Their memory is given back while nothing runs in it.
+            torch.cuda.synchronize()
+        self._graphs = _Graphs(self) if self.loss.is_cuda and self.settings.graphs else None
 
     def set_dropout(self, dropout: float) -> None:
         """Another part of the states is left out from now on; the next window has to begin afresh."""
-        if dropout == self.dropout:
-            return
-        if self._graphs is not None:
-            # Its memory is given back while nothing runs in it.
-            torch.cuda.synchronize()
-        self._begin_dropout(dropout)
+        if dropout != self.dropout:
+            self._begin_dropout(dropout)
 
     def _draw(self, generator: torch.Generator) -> Window:
         if self.settings.dropout == "columns":
             return self.model.columns_after_dropout(self.dropout, generator)
         return self.model.kept_after_dropout(self.dropout, generator)
 
-    def __call__(self, tokens: Int[Tensor, "B T"], rate: float, fresh: bool, *, frozen: bool = False) -> None:
+    def __call__(
+        self,
+        tokens: Int[Tensor, "B T"],
+        rate: float,
+        fresh: bool,
+        *,
+        frozen: bool = False,
+        label: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief;
-        `frozen`: the embeddings of `settings.frozen` stay as they are."""
+        `frozen`: the embeddings of `settings.frozen` stay as they are; `label`: gives every token (B, T) its state, and the
+        step climbs log p(x, z) instead of log p(x)."""
         # From memory that can be swapped out the copy would wait for the step before.
         in_reach = tokens.pin_memory() if self._tokens.is_cuda and not tokens.is_cuda else tokens
         self._tokens.copy_(in_reach, non_blocking=True)
+        if (label is None) != (self._states is None):
+            self._change_objective()
+        if label is not None and self._states is not None:
+            self._states[:, 0] = self._states[:, -1]
+            self._states[:, 1:] = label(self._tokens)
         for number, group in enumerate(self.optimizer.param_groups):
             # At rate 0 weight decay leaves them alone too.
             group_rate = 0.0 if number == 1 and frozen else rate
@@ -121,8 +141,20 @@ class Step:
                 self.update()
         self.count += 1
 
+    def _change_objective(self) -> None:
+        """From p(x) to p(x, z) or back; a graph holds one of them."""
+        size, window = self._tokens.shape
+        self._states = self._tokens.new_zeros(size, window + 1) if self._states is None else None
+        self._begin_graphs()
+
     def make_gradients(self, fresh: bool) -> None:
         """The gradient of minus log p(window | what came before) per token, into the parameters' `grad`."""
+        if self._states is not None:
+            self._climb(self._joint_log_probs(fresh, self._states))
+            # What p(x) goes on from: the last token, and nothing known of its state, which dropout may have left out.
+            self._belief.token.copy_(self._tokens[:, -1])
+            self._belief.log_probs.fill_(-math.log(self._belief.log_probs.shape[1]))
+            return
         # Of the states kept for the last window only those that the beliefs speak of are left.
         previous = None
         if not fresh and self._kept is not None:
@@ -136,7 +168,23 @@ class Step:
         batch = Batch(self._tokens, self._lengths)
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
-        loss = -scored.token_log_probs.sum() / self._tokens.numel()
+        self._climb(scored.token_log_probs)
+        self._belief.token.copy_(scored.belief.token)
+        self._belief.log_probs.copy_(scored.belief.log_probs.detach())
+        if self._kept is not None and isinstance(window, Kept):
+            self._kept.copy_(window.states)
+
+    def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
+        """log p(x_t, z_t | z_t-1). All states take part, whatever the dropout: a token's own must not be missing."""
+        self.static_shapes = True
+        tables = self.model.tables()
+        if fresh:
+            return path_log_probs(tables, Batch(self._tokens, self._lengths), states[:, 1:])
+        tokens = torch.cat([self._belief.token[:, None], self._tokens], dim=1)
+        return path_log_probs(tables, Batch(tokens, self._lengths + 1), states, first_given=True)[:, 1:]
+
+    def _climb(self, token_log_probs: Float[Tensor, "B T"]) -> None:
+        loss = -token_log_probs.sum() / self._tokens.numel()
         # A gradient that is not added to another needs neither zeros before nor a sum after.
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -144,11 +192,7 @@ class Step:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self.loss.copy_(loss.detach())
-        self.token_log_probs.copy_(scored.token_log_probs.detach())
-        self._belief.token.copy_(scored.belief.token)
-        self._belief.log_probs.copy_(scored.belief.log_probs.detach())
-        if self._kept is not None and isinstance(window, Kept):
-            self._kept.copy_(window.states)
+        self.token_log_probs.copy_(token_log_probs.detach())
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
@@ -169,6 +213,8 @@ class Step:
         }
         if self._kept is not None:
             tensors["kept"] = self._kept
+        if self._states is not None:
+            tensors["states"] = self._states
         for name, value in self.model.state_dict().items():
             tensors[f"model.{name}"] = value
         if self.settings.ema:
@@ -188,6 +234,8 @@ class Step:
         self._belief.log_probs.copy_(tensors["belief.log_probs"])
         if self._kept is not None:
             self._kept.copy_(tensors["kept"])
+        if "states" in tensors:
+            self._states = tensors["states"].to(self._tokens.device)
         self.model.load_state_dict(part_of(tensors, "model."))
         if self.settings.ema:
             self.averaged.load_state_dict(part_of(tensors, "averaged."))

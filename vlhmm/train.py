@@ -21,6 +21,7 @@ from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.inference.errors import raise_impossible
+from vlhmm.joint_phase import JointPhase, joint_steps
 from vlhmm.models import Model
 from vlhmm.run_folder import RunFolder
 from vlhmm.schedule import Plateau, planned_factor
@@ -43,6 +44,8 @@ class StepEvent:
     """Nats per token; on a GPU that of a step not long ago."""
     tokens: int
     """Seen so far."""
+    joint: bool = False
+    """The loss is that of p(x, z), states given."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def train(
     corpus: Corpus,
     settings: TrainSettings | None = None,
     *,
+    joint: JointPhase | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
@@ -94,7 +98,12 @@ def train(
     (on a CPU); whoever wants to watch iterates over `training` instead.
     """
     settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
-    for event in training(model, corpus, settings, out=out, resume=resume, max_seconds=max_seconds):
+    return run_to_end(training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds))
+
+
+def run_to_end(events: Iterator[Any]) -> Stopped:
+    """The last event of a training that nobody watches."""
+    for event in events:
         if isinstance(event, Stopped):
             return event
     raise AssertionError("training always ends with Stopped")
@@ -105,6 +114,7 @@ def training(
     corpus: Corpus,
     settings: TrainSettings,
     *,
+    joint: JointPhase | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
@@ -112,7 +122,8 @@ def training(
 ) -> Iterator[Event]:
     """The training loop, an event at a time; the last one is `Stopped`.
 
-    `save_seconds`: checks that come sooner after the last save do not save, which takes long for large models.
+    `joint`: what comes before p(x). `save_seconds`: checks that come sooner after the last save do not save, which takes
+    long for large models.
     """
     if corpus.tokenizer.vocab_size != model.support.num_words:
         raise ValueError(
@@ -124,7 +135,7 @@ def training(
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
         stop_asked = stack.enter_context(stop_signals())
-        run = _Run(model, corpus, settings, folder)
+        run = _Run(model, corpus, settings, folder, joint)
         if resume:
             run.restore()
         saved_at = time.monotonic()
@@ -139,7 +150,7 @@ def training(
                 if run.step % loss_steps == 0 or run.step == 1:
                     loss = run.loss()
                     losses.append(loss)
-                yield StepEvent(run.step, run.num_steps, loss, run.tokens_seen)
+                yield StepEvent(run.step, run.num_steps, loss, run.tokens_seen, run.last_was_joint)
 
                 if run.step % LOG_STEPS == 0:
                     if folder is not None:
@@ -171,13 +182,21 @@ def training(
 class _Run:
     """Everything that changes during training, how one step changes it, and how it is saved."""
 
-    def __init__(self, model: Model, corpus: Corpus, settings: TrainSettings, folder: RunFolder | None) -> None:
-        self.model, self.corpus, self.settings, self.folder = model, corpus, settings, folder
+    def __init__(
+        self,
+        model: Model,
+        corpus: Corpus,
+        settings: TrainSettings,
+        folder: RunFolder | None,
+        joint: JointPhase | None = None,
+    ) -> None:
+        self.model, self.corpus, self.settings, self.folder, self.joint = model, corpus, settings, folder, joint
         self.device = model.group_of_word.device
         first = self.epoch(0)
         first.check()
         self.steps_per_epoch = first.num_windows
         self.num_steps = settings.epochs * self.steps_per_epoch
+        self.joint_steps = 0 if joint is None else joint_steps(joint.tokens, settings, self.num_steps)
         self.check_steps = {
             max(1, round(check * self.steps_per_epoch / settings.checks_per_epoch))
             for check in range(1, settings.checks_per_epoch + 1)
@@ -187,9 +206,13 @@ class _Run:
             "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
             "train": asdict(settings),
         }
+        if joint is not None:
+            self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}
         self.stepper = Step(model, settings)
         self.step = 0
         self.plateau = Plateau(settings.patience, settings.decay)
+        self.first_loss: float | None = None
+        """Of this sitting."""
         self.best_perplexity = math.inf
         self.best_is_saved = True
         self.best_state = {name: value.detach().clone() for name, value in self.stepper.averaged.state_dict().items()}
@@ -213,23 +236,36 @@ class _Run:
         return settings.learning_rate * factor * self.plateau.factor
 
     def train_step(self, tokens: Tensor) -> None:
-        """One step up the gradient of log p(window | what came before it)."""
+        """One step up the gradient of log p(window | what came before it), or of log p(window, its states)."""
         epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
         if within_epoch == 0:
             self.stepper.set_dropout(self.settings.dropout_in(epoch))
         fresh = self.settings.windows == "independent" or within_epoch == 0
         frozen = self.step < self.settings.freeze_embeddings * self.num_steps
-        self.stepper(tokens, self.learning_rate(), fresh, frozen=frozen)
+        label = self.joint.label if self.joint is not None and self.step < self.joint_steps else None
+        self.stepper(tokens, self.learning_rate(), fresh, frozen=frozen, label=label)
         self.step += 1
+
+    @property
+    def last_was_joint(self) -> bool:
+        return 0 < self.step <= self.joint_steps
 
     def loss(self) -> float:
         """Of the last step, in nats per token; raises if training has broken down. Waits for a GPU to finish."""
+        if self.joint is not None and self.last_was_joint:
+            self.joint.label.require_sound()
         loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
         if loss == math.inf:
             rows = torch.arange(self.settings.batch_size, device=self.device)
             raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
-        # Far worse than knowing nothing: more steps would only make numbers overflow.
+        # Far worse than knowing nothing, and than the beginning, which wide random embeddings make bad: more steps would only
+        # make numbers overflow.
+        if self.first_loss is None:
+            self.first_loss = loss
         limit = 3 * math.log(self.model.support.num_words) + 10
+        if self.last_was_joint:
+            limit += math.log(self.model.support.num_states)
+        limit = max(limit, self.first_loss + 10)
         if not loss <= limit:
             raise self._diverged(f"the loss is {loss:.4g} nats per token, the limit {limit:.4g}")
         if not math.isfinite(norm):
@@ -256,6 +292,7 @@ class _Run:
             "tokens": self.tokens_seen,
             "perplexity": math.exp(mean_loss),
             "learning_rate": self.learning_rate(),
+            **({"objective": "p(x, z)"} if self.last_was_joint else {}),
         }
 
     def check_due(self) -> bool:
@@ -315,7 +352,7 @@ class _Run:
         if saved is None:
             return
         tensors, values = saved
-        self._check_same_run(values["about"])
+        self._check_same_run(values["about"], values["step"])
         self.step = values["step"]
         self.plateau = replace(self.plateau, **values["plateau"])
         self.best_perplexity = values["best_perplexity"]
@@ -324,7 +361,7 @@ class _Run:
         self.best_state = {name: value.to(self.device) for name, value in part_of(tensors, "best.").items()}
         self.folder.cut_log(self.step)
 
-    def _check_same_run(self, about: dict[str, Any]) -> None:
+    def _check_same_run(self, about: dict[str, Any], step: int) -> None:
         """Refuses to go on with other settings or another text."""
         if about["corpus"]["hash"] != self.corpus.hash:
             raise ValueError(
@@ -335,6 +372,12 @@ class _Run:
         changed = [f"{name} = {before.get(name)!r}, not {now[name]!r}" for name in now if before.get(name) != now[name]]
         if changed:
             raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings")
+        given = about.get("joint")
+        if self.joint is None and given is not None and step >= given["steps"]:
+            # All that is left is p(x), which asks for no states.
+            self.about["joint"] = given
+        if given != self.about.get("joint"):
+            raise ValueError("the run was begun with other given states, or without them: resume it with the same ones")
 
 
 @contextmanager

@@ -69,11 +69,11 @@ def test_a_text_is_read_by_a_teacher(run: Run, teacher_dir: Path, tmp_path: Path
     write_text(tmp_path / "text.txt", 120)
     small = [*("--states", 6, "--device", "cpu", "--set", "epochs=2", "--set", "batch_size=4", "--set", "dim=8")]
     small += ["--set", "window=16"]
-    ran = run("distill", "--text", "text.txt", "--teacher-tokens", 2000, "--out", "own", *small, "--compare")
+    ran = run("distill", "--text", "text.txt", "--teacher-tokens", 1000, "--out", "own", *small, "--compare")
     assert ran.status == 0, ran.err
     assert "HMM, no states given" in ran.out
     assert "Kneser-Ney" in ran.out
-    again = run("distill", "--text", "text.txt", "--teacher-tokens", 2000, "--out", "own", *small, "--json")
+    again = run("distill", "--text", "text.txt", "--teacher-tokens", 1000, "--out", "own", *small, "--json")
     assert again.status == 0, again.err
     assert again.json["perplexity"]["HMM"]["test"] < again.json["perplexity"]["unigram"]["test"]
     # The teacher that was trained can be named, and so can one of transformers, whose tokens the HMM then has.

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vlhmm import Corpus
-from vlhmm.decoder import Decoder, DecoderSettings, DecoderTraining, TrainedDecoder, decoder_training
-from vlhmm.lvd import LVDSettings
+from vlhmm import Corpus, Model
+from vlhmm.decoder import Decoder, DecoderSettings, DecoderTraining, train_decoder
+from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.lvd import LVDPlan, LVDSettings, StateClusters, VectorTeacher, count_states
+from vlhmm.train import StepEvent, training
 from vlhmm.train_settings import TrainSettings
 
 LVD = LVDSettings(cluster_tokens=640, joint_tokens=512, iterations=8)
@@ -19,9 +23,36 @@ TRAIN = TrainSettings(
 def small_teacher(corpus: Corpus, tokens: int = 6_000) -> Decoder:
     settings = DecoderSettings(dim=16, layers=2, heads=2)
     training = DecoderTraining(tokens=tokens, learning_rate=1e-2, batch_size=8, window=16, checks=1)
-    last = list(decoder_training(corpus, settings, training))[-1]
-    assert isinstance(last, TrainedDecoder)
-    return last.decoder
+    return train_decoder(corpus, settings, training)
+
+
+def valid_perplexity(model: Model, corpus: Corpus) -> float:
+    return evaluate(HMMScorer(model.tables().detach()), corpus.valid).perplexity
+
+
+def initialise(
+    model: Model, corpus: Corpus, teacher: VectorTeacher, lvd: LVDSettings, settings: TrainSettings
+) -> StateClusters:
+    """Leaves the model with the weights that p(x, z) gives it, before p(x) takes over."""
+    plan = LVDPlan.of(model.support, corpus, teacher, lvd, settings)
+    clusters = list(plan.clustering(None, None, resume=False))[-1]
+    assert isinstance(clusters, StateClusters)
+    label = plan.labeller(clusters)
+    if plan.counted is not None:
+        list(count_states(model, plan.counted, label, window=settings.window, pseudocount=lvd.pseudocount))
+        return clusters
+    for event in training(model, plan.rest, settings, joint=plan.joint(label)):
+        if isinstance(event, StepEvent) and event.tokens >= lvd.joint_tokens:
+            return clusters
+    raise AssertionError("p(x, z) never ended")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Words in blocks, as models take them."""
+
+    block_of_word: NDArray[np.int64]
+    num_blocks: int
 
 
 @dataclass(frozen=True)

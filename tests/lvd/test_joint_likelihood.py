@@ -6,11 +6,11 @@ import torch
 from kinds import SEEDS, close, every_kind, some_sentences
 from oracle import Kind, assemble, ragged, random_hmm, random_logits
 
-import vlhmm.lvd.joint as joint
+import vlhmm.inference.joint as joint
 from vlhmm.hmm import HMM
 from vlhmm.inference.gather import Batch
+from vlhmm.inference.joint import path_log_probs
 from vlhmm.lvd import joint_log_prob
-from vlhmm.lvd.joint import path_log_prob
 
 
 def paths_of(shape: tuple[int, ...], num: int, seed: int) -> list[tuple[int, ...]]:
@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_finite_differences(support: str, transition: st
 
     def log_prob(*values: torch.Tensor) -> torch.Tensor:
         made = assemble(kind, tables.support, dict(zip(logits, values, strict=True)))
-        return path_log_prob(made, Batch(sentence, torch.tensor([5])), states)
+        return path_log_probs(made, Batch(sentence, torch.tensor([5])), states)
 
     assert torch.autograd.gradcheck(log_prob, tuple(value.requires_grad_() for value in logits.values()))
 
@@ -99,7 +99,7 @@ def test_a_window_that_goes_on_adds_what_comes_after_its_first_token() -> None:
     whole = joint_log_prob(tables, sentence, states)
     first = joint_log_prob(tables, sentence[:, :3], states[:, :3])
     rest = Batch(sentence[:, 2:], torch.tensor([4]))
-    close(first + path_log_prob(tables, rest, states[:, 2:], first_given=True), whole.numpy())
+    close(first + path_log_probs(tables, rest, states[:, 2:], first_given=True).sum(1), whole.numpy())
 
 
 @pytest.mark.parametrize(

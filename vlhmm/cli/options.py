@@ -34,6 +34,10 @@ DataDir = Annotated[
         "--data-dir", envvar="VLHMM_DATA", show_default=False, help="The folder that holds ptb/ and wikitext-2/."
     ),
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeat it. `train --dry-run` lists them all."),
+]
 
 
 class Device(StrEnum):

@@ -228,7 +228,8 @@ def _watch(
 
 def _show_step(shown: ProgressBar, event: StepEvent, loss: float, rate: float, epochs: int) -> None:
     epoch = min(epochs, 1 + (event.step - 1) * epochs // event.num_steps)
-    note = f"loss {loss:.3f}  perplexity {math.exp(loss):,.1f}  {short(rate)} tokens/s"
+    known = "states given" if event.joint else f"perplexity {math.exp(loss):,.1f}"
+    note = f"loss {loss:.3f}  {known}  {short(rate)} tokens/s"
     shown.update(event.step, event.num_steps, note, f"epoch {epoch}/{epochs}")
 
 

@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlhmm.capture import captured
 from vlhmm.checkpoint import read_tensors, write_tensors
 from vlhmm.data import Tokens
+from vlhmm.decoder import Decoder
 from vlhmm.lvd.kmeans import Clusters, KMeansEvent, KMeansSettings, cluster_vectors
 from vlhmm.lvd.teachers import VectorTeacher
 from vlhmm.lvd.vectors import (
@@ -26,6 +28,8 @@ from vlhmm.lvd.vectors import (
 )
 from vlhmm.tables import Support, convert
 
+EAGER_BATCHES = 2
+"""Batches labelled before a graph is captured: they load kernels."""
 TILE_BYTES = 1 << 28
 """What the centroids of a batch's words may take at once."""
 
@@ -51,6 +55,17 @@ class StateClusters:
     """A word (EOS) that has the last state to itself; its vectors were not clustered."""
     distance: float = 0.0
     """Mean squared distance of the vectors to their centroids."""
+
+    def of_states(self, support: Support) -> Float[Tensor, "Z d"]:
+        """A vector for every state, as `vlhmm.models.set_state_embeddings` takes them: its centroid.
+
+        A state without one has the mean of all those used, so that it is like any other of them.
+        """
+        mean = self.centroids[self.used].mean(dim=0)
+        every = torch.where(self.used[:, :, None], self.centroids, mean).flatten(0, 1)
+        vectors = mean.expand(support.num_states, -1).clone()
+        vectors[support.states_of_group.to(every.device).flatten()] = every
+        return vectors
 
     def save(self, path: Path, about: str) -> None:
         """`about`: what they were made from, in words that `load` gives back."""
@@ -195,7 +210,10 @@ def nearest_states(
 
 
 class StateLabeller:
-    """Gives every token of a batch its state: the teacher reads the batch, and the nearest centroid decides."""
+    """Gives every token of a batch its state: the teacher reads the batch, and the nearest centroid decides.
+
+    On a GPU, batches of one size after the other are labelled by a CUDA graph where the teacher is a decoder of ours.
+    """
 
     def __init__(
         self, teacher: VectorTeacher, clusters: StateClusters, support: Support, vectors: VectorSettings
@@ -203,10 +221,34 @@ class StateLabeller:
         self.teacher, self.vectors = teacher, vectors
         self.clusters, self.support = convert(clusters, teacher.device), convert(support, teacher.device)
         self._broken = torch.zeros((), dtype=torch.bool, device=teacher.device)
+        # Of another model nobody knows whether it waits for the device.
+        self._may_capture = teacher.device.type == "cuda" and isinstance(teacher, Decoder)
+        self._eager_left = EAGER_BATCHES
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._tokens, self._states = torch.zeros(0, 0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.int64)
 
-    @torch.no_grad()
     def __call__(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         tokens = tokens.to(self.teacher.device)
+        if not self._may_capture:
+            return self._nearest(tokens)
+        if tokens.shape != self._tokens.shape:
+            self._tokens, self._eager_left, self._graph = tokens.clone(), EAGER_BATCHES, None
+        self._tokens.copy_(tokens)
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._eager_left:
+            self._eager_left -= 1
+            self._label()
+        else:
+            self._graph = captured(self._label)
+            self._graph.replay()
+        return self._states.clone()
+
+    def _label(self) -> None:
+        self._states = self._nearest(self._tokens)
+
+    @torch.no_grad()
+    def _nearest(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         found = contextual_vectors(self.teacher, tokens, self.vectors).flatten(0, 1)
         # Looked at later, so that a GPU is not waited for at every batch.
         self._broken |= ~found.isfinite().all()

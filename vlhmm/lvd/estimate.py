@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.lvd.joint import columns_of
+from vlhmm.data import Tokens
+from vlhmm.inference.joint import columns_of
+from vlhmm.joint_phase import Labels
+from vlhmm.lvd.vectors import VectorsEvent, windows_of
 from vlhmm.models import Model
 from vlhmm.tables import Support
 
@@ -62,6 +66,41 @@ class PathCounts:
         column, _ = columns_of(support, tokens, states)
         cell = tokens * support.states_per_word + column
         self.emission.view(-1).index_add_(0, cell.flatten(), counted.flatten())
+
+
+def count_states(
+    model: Model,
+    tokens: Tokens,
+    label: Labels,
+    *,
+    window: int,
+    carried: bool = False,
+    pseudocount: float = 1e-3,
+) -> Iterator[VectorsEvent]:
+    """Labels a text in windows, counts its paths and writes them into the model, an event a batch.
+
+    `carried`: the windows follow one another; else each begins from the start distribution.
+    """
+    check_free(model)
+    support, device = model.support, model.group_of_word.device
+    counts, last = PathCounts.none(support), None
+    num_windows = len(tokens) // window
+    if not num_windows:
+        raise ValueError(f"{len(tokens):,} tokens do not fill one window of {window}: count more of them")
+    done = 0
+    for read in windows_of(tokens, window, device):
+        states = label(read).to(device)
+        done += read.numel()
+        if carried:
+            # One path over all of them.
+            path = torch.stack([read.flatten(), states.flatten()])
+            path, last = path if last is None else torch.cat([last, path], dim=1), path[:, -1:]
+            counts.add(support, path[:1], path[1:], model.reset_token, first_given=path.shape[1] > read.numel())
+        else:
+            counts.add(support, read, states, model.reset_token)
+        yield VectorsEvent(done, num_windows * window)
+    label.require_sound()
+    counts_to_logits(model, counts, pseudocount)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ class LVDSettings:
     set_aside: bool = True
     """They are the end of the training text, and training never sees them; without: its beginning, and training sees all."""
     joint_tokens: int = 10_000_000
-    """Tokens of p(x, z); they are the first of training's, and count in its total."""
+    """Tokens of p(x, z); they are the first of training's, and count in its total. -1: all, and p(x) never takes over."""
     position: Literal["at", "before"] = "at"
     """at: the vector that has read x_t; before: the one that predicts it."""
     layer: int = -1
@@ -38,9 +38,12 @@ class LVDSettings:
     """Of k-means."""
 
     def __post_init__(self) -> None:
-        for name in ("cluster_tokens", "joint_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.cluster_tokens < 1:
+            raise ValueError(f"cluster_tokens is {self.cluster_tokens}, but must be at least 1")
+        if self.joint_tokens < 1 and (self.joint_tokens != -1 or self.estimation == "counts"):
+            raise ValueError(
+                f"joint_tokens is {self.joint_tokens}, but must be at least 1, or by gradient -1 for all of training"
+            )
         if not (math.isfinite(self.pseudocount) and self.pseudocount > 0):
             raise ValueError(f"pseudocount is {self.pseudocount}, but must be finite and above 0")
         if self.layer < -1:

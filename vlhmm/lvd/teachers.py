@@ -94,6 +94,14 @@ class PretrainedTeacher:
         vectors: Tensor = read.last_hidden_state if last else read.hidden_states[layer]
         return vectors[:, : tokens.shape[1] + 1].float()
 
+    def output_matrix(self) -> Float[Tensor, "X D"]:
+        """A vector for every word, as `vlhmm.models.set_word_embeddings` takes them."""
+        layer = self.model.get_output_embeddings()
+        if layer is None:
+            raise ValueError(f"{self.name} has no output layer of one matrix: its words have no vectors to give")
+        matrix: Tensor = layer.weight.detach()[: self.num_words].float()
+        return matrix
+
 
 def vector_teacher(teacher: Teacher) -> PretrainedTeacher:
     """A causal language model at hand, asked for its vectors."""
@@ -112,14 +120,28 @@ def load_vector_teacher(name: str, tokenizer: Tokenizer, device: torch.device | 
 
     Refused unless its vocabulary is that of `tokenizer`.
     """
+    teacher, own = teacher_and_tokenizer(name, device)
+    require_vocabulary(name, own, tokenizer)
+    return teacher
+
+
+def teacher_and_tokenizer(name: str, device: torch.device | str = "cpu") -> tuple[VectorTeacher, Tokenizer]:
+    """The teacher of that name and its own tokenizer, for text that is still to be tokenized."""
     if is_decoder_folder(Path(name)):
-        decoder, own = load_decoder(name, device)
-        if own.tokens() != tokenizer.tokens():
-            raise ValueError(_other_vocabulary(name, own, tokenizer))
-        return decoder
+        return load_decoder(name, device)
     if _is_masked(name):
-        return _load_masked(name, tokenizer, torch.device(device))
-    return vector_teacher(load_teacher(name, device, tokenizer))
+        return _load_masked(name, torch.device(device))
+    teacher = load_teacher(name, device)
+    return vector_teacher(teacher), teacher.tokenizer
+
+
+def require_vocabulary(name: str, own: Tokenizer, tokenizer: Tokenizer) -> None:
+    """Refuses a teacher that reads other tokens than those of a corpus."""
+    if own.tokens() != tokenizer.tokens():
+        raise ValueError(
+            f"the corpus has {tokenizer.vocab_size} tokens ({tokenizer.hash[:12]}), {name} has {own.vocab_size} "
+            f"({own.hash[:12]}), and they differ: prepare the text with the teacher's own tokenizer"
+        )
 
 
 def _is_masked(name: str) -> bool:
@@ -141,7 +163,7 @@ def _is_masked(name: str) -> bool:
     return any(architecture.endswith(LEFT_AND_RIGHT) for architecture in architectures)
 
 
-def _load_masked(name: str, tokenizer: Tokenizer, device: torch.device) -> PretrainedTeacher:
+def _load_masked(name: str, device: torch.device) -> tuple[PretrainedTeacher, Tokenizer]:
     try:
         from transformers import AutoModelForMaskedLM, AutoTokenizer
     except ImportError:
@@ -157,17 +179,9 @@ def _load_masked(name: str, tokenizer: Tokenizer, device: torch.device) -> Pretr
     if backend is None:
         raise ValueError(f"{name} has a tokenizer without tokenizer.json: convert it with transformers first")
     own = Tokenizer.from_backend(backend)
-    if own.tokens() != tokenizer.tokens():
-        raise ValueError(_other_vocabulary(name, own, tokenizer))
     begin = text_tokenizer.cls_token_id if text_tokenizer.cls_token_id is not None else text_tokenizer.bos_token_id
     end = text_tokenizer.sep_token_id if text_tokenizer.sep_token_id is not None else text_tokenizer.eos_token_id
     if begin is None or end is None:
         raise ValueError(f"{name} has no tokens that begin and end a text: give its tokenizer a CLS and a SEP token")
-    return PretrainedTeacher(name, model.to(device).eval(), own.vocab_size, begin, end, sees_ahead=True)
-
-
-def _other_vocabulary(name: str, own: Tokenizer, tokenizer: Tokenizer) -> str:
-    return (
-        f"the corpus has {tokenizer.vocab_size} tokens ({tokenizer.hash[:12]}), {name} has {own.vocab_size} "
-        f"({own.hash[:12]}), and they differ: prepare the text with the teacher's own tokenizer"
-    )
+    teacher = PretrainedTeacher(name, model.to(device).eval(), own.vocab_size, begin, end, sees_ahead=True)
+    return teacher, own

@@ -15,7 +15,7 @@ from vlhmm.data import Tokens
 from vlhmm.lvd.teachers import VectorTeacher
 from vlhmm.memory import available_bytes, require_memory
 
-TEACHER_TOKENS = 1 << 14
+CPU_TOKENS, GPU_TOKENS = 1 << 14, 1 << 16
 """Tokens that a teacher reads at once."""
 PCA_VECTORS = 1 << 18
 """Vectors that the principal components are found on; they are the first of the sample."""
@@ -89,12 +89,17 @@ def check_teacher(teacher: VectorTeacher, settings: VectorSettings, num_words: i
         )
 
 
+def width_of(teacher: VectorTeacher, layer: int = -1) -> int:
+    """Components of a layer's vectors."""
+    return teacher.hidden(torch.zeros(1, 1, dtype=torch.int64, device=teacher.device), layer).shape[2]
+
+
 @torch.no_grad()
 def contextual_vectors(
     teacher: VectorTeacher, tokens: Int[Tensor, "B T"], settings: VectorSettings
 ) -> Float[Tensor, "B T D"]:
-    """A vector for every token, in float32; a few sequences are read at a time."""
-    at_once = max(1, TEACHER_TOKENS // tokens.shape[1])
+    """A vector for every token, in float32; so many sequences are read at a time as memory always holds."""
+    at_once = read_at_once(teacher.device, tokens.shape[1])
     parts = [teacher.hidden(some, settings.layer).float() for some in tokens.to(teacher.device).split(at_once)]
     vectors = parts[0] if len(parts) == 1 else torch.cat(parts)
     return vectors[:, 1:] if settings.position == "at" else vectors[:, :-1]
@@ -114,10 +119,7 @@ def sample_vectors(
     num_windows = len(tokens) // window
     if not num_windows:
         raise ValueError(f"{len(tokens):,} tokens do not fill one window of {window}: give more text")
-    batches = max(1, TEACHER_TOKENS // window)
-    device = teacher.device
-    probe = contextual_vectors(teacher, next(_windows(tokens, window, 1)), settings)
-    width = probe.shape[2]
+    device, width = teacher.device, width_of(teacher, settings.layer)
     if settings.pca > width:
         raise ValueError(
             f"pca is {settings.pca}, but the vectors of {teacher.name} have {width} components: keep fewer"
@@ -132,7 +134,7 @@ def sample_vectors(
     vectors = torch.empty(num_vectors, kept, device=where)
     words = torch.empty(num_vectors, dtype=torch.int64, device=where)
     done = 0
-    for read in _windows(tokens, window, batches):
+    for read in windows_of(tokens, window, device):
         found = _sound(teacher, contextual_vectors(teacher, read, settings)[:, 1:].flatten(0, 1))
         ends = done + found.shape[0]
         vectors[done:ends] = found if projection is None else projection(found)
@@ -151,17 +153,25 @@ def _place(num_vectors: int, width: int, device: torch.device, what: str) -> tor
     return torch.device("cpu")
 
 
-def _windows(tokens: Tokens, window: int, at_once: int) -> Iterator[Int[Tensor, "B T"]]:
+def read_at_once(device: torch.device, window: int) -> int:
+    """Windows that a teacher on that device reads at once."""
+    return max(1, (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS) // window)
+
+
+def windows_of(tokens: Tokens, window: int, device: torch.device) -> Iterator[Int[Tensor, "B T"]]:
+    """The text in windows, as many at a time as a teacher on that device reads at once; on the device already."""
+    at_once = read_at_once(device, window)
     for first in range(0, len(tokens) // window, at_once):
         ends = min(first + at_once, len(tokens) // window) * window
-        yield torch.from_numpy(tokens.ids[first * window : ends].astype(np.int64)).view(-1, window)
+        read = torch.from_numpy(tokens.ids[first * window : ends].astype(np.int64)).view(-1, window)
+        # From memory that can be swapped out the copy would wait for the batch before.
+        yield read.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else read
 
 
 def _components(teacher: VectorTeacher, tokens: Tokens, settings: VectorSettings, window: int) -> Projection:
     """The principal components of the first vectors, from sums alone: nothing is kept."""
-    at_once = max(1, TEACHER_TOKENS // window)
     seen, total, products = 0, torch.zeros(()), torch.zeros(())
-    for read in _windows(tokens, window, at_once):
+    for read in windows_of(tokens, window, teacher.device):
         found = _sound(teacher, contextual_vectors(teacher, read, settings)[:, 1:].flatten(0, 1)).double()
         total = total.to(found) + found.sum(dim=0)
         products = products.to(found) + found.T @ found

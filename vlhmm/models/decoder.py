@@ -80,7 +80,7 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "*B n H"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "*B n H"]:
         query, key = (rotated(self._heads(project(hidden)), rotation) for project in (self.q_proj, self.k_proj))
-        value = self._heads(self.v_proj(hidden)).to(query.dtype)
+        value = self._heads(self.v_proj(hidden))
         mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal, enable_gqa=True)
         attended: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(hidden.shape))
         return attended
@@ -116,7 +116,8 @@ def rotated(heads: Float[Tensor, "b heads n D"], rotation: tuple[Tensor, Tensor]
     """Every pair (d, d + D / 2) turned by its angle."""
     cosine, sine = rotation
     first, second = heads.chunk(2, dim=3)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3)
+    # Turned in the angles' type, then rounded to that of the products again: attention has fast kernels for it.
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3).to(heads.dtype)
 
 
 def _products_in(precision: Precision, embedding: Tensor) -> AbstractContextManager[object]:

@@ -16,6 +16,16 @@ from vlhmm.ops.row_logsumexp import row_logsumexp
 from vlhmm.precision import Precision
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
 
+States = Int[Tensor, " n"] | None
+"""Those asked for, or left; None: all."""
+Features = Float[Tensor, "n H"]
+Live = Bool[Tensor, " n"] | None
+Targets = Int[Tensor, " m"] | None
+"""Those entered."""
+Into = Float[Tensor, "m H"]
+LiveTargets = Bool[Tensor, " m"] | None
+LogEmission = Float[Tensor, "X K"]
+
 
 class FactoredStart(nn.Module):
     """log p(z_1) = log_softmax over the states asked for of w . start_z."""
@@ -24,12 +34,7 @@ class FactoredStart(nn.Module):
         super().__init__()
         self.score = skip_init(nn.Linear, dim, 1)
 
-    def forward(
-        self,
-        states: Int[Tensor, " n"] | None,
-        features: Float[Tensor, "n H"],
-        live: Bool[Tensor, " n"] | None,
-    ) -> Float[Tensor, " n"]:
+    def forward(self, states: States, features: Features, live: Live) -> Float[Tensor, " n"]:
         return _mask(self.score(features).squeeze(1), live).log_softmax(dim=0)
 
 
@@ -40,12 +45,7 @@ class ScalarStart(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_states))
 
-    def forward(
-        self,
-        states: Int[Tensor, " n"] | None,
-        features: Float[Tensor, "n H"],
-        live: Bool[Tensor, " n"] | None,
-    ) -> Float[Tensor, " n"]:
+    def forward(self, states: States, features: Features, live: Live) -> Float[Tensor, " n"]:
         return _mask(rows(self.logits, states), live).log_softmax(dim=0)
 
 
@@ -61,14 +61,7 @@ class SoftmaxHead(nn.Module):
         self.out_scale = out_scale
         self.precision = precision
 
-    def forward(
-        self,
-        source: Int[Tensor, " n"] | None,
-        out: Float[Tensor, "n H"],
-        target: Int[Tensor, " m"] | None,
-        into: Float[Tensor, "m H"],
-        live: Bool[Tensor, " m"] | None,
-    ) -> Transition:
+    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         out = out * self.out_scale
         if live is not None:
             out, into = _behind_barrier(out, into, live)
@@ -84,14 +77,7 @@ class BlockFactoredHead(nn.Module):
         self.block = skip_init(nn.Linear, dim, num_blocks)
         self.out_scale = out_scale
 
-    def forward(
-        self,
-        source: Int[Tensor, " n"] | None,
-        out: Float[Tensor, "n H"],
-        target: Int[Tensor, " m"] | None,
-        into: Float[Tensor, "m H"],
-        live: Bool[Tensor, " m"] | None,
-    ) -> Transition:
+    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         if live is None:
             return BlockFactoredTransition(self.block(out).log_softmax(dim=1), out * self.out_scale, into)
         by_block = live.view(self.block.out_features, -1)
@@ -109,14 +95,7 @@ class TableHead(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_states, num_states))
 
-    def forward(
-        self,
-        source: Int[Tensor, " n"] | None,
-        out: Float[Tensor, "n H"],
-        target: Int[Tensor, " m"] | None,
-        into: Float[Tensor, "m H"],
-        live: Bool[Tensor, " m"] | None,
-    ) -> Transition:
+    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         logits = rows(self.logits, source)
         if target is not None:
             logits = logits.index_select(1, target)
@@ -131,13 +110,7 @@ class FactoredEmission(nn.Module):
         self.precision = precision
         self.words = skip_init(nn.Linear, dim, num_words, bias=bias)
 
-    def forward(
-        self,
-        states: Int[Tensor, " n"] | None,
-        features: Float[Tensor, "n H"],
-        support: Support,
-        layout: WordLayout | None,
-    ) -> Float[Tensor, "X K"]:
+    def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
         return log_emission(features, self.words.weight, self.words.bias, support, layout, precision=self.precision)
 
 
@@ -148,13 +121,7 @@ class ScalarEmission(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_words, states_per_word))
 
-    def forward(
-        self,
-        states: Int[Tensor, " n"] | None,
-        features: Float[Tensor, "n H"],
-        support: Support,
-        layout: WordLayout | None,
-    ) -> Float[Tensor, "X K"]:
+    def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
         logits: Tensor = self.logits
         if states is not None:
             # A state's column is its number within its block, and blocks have as many states as columns.
@@ -170,13 +137,7 @@ class UnmaskedEmission(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_states, num_words))
 
-    def forward(
-        self,
-        states: Int[Tensor, " n"] | None,
-        features: Float[Tensor, "n H"],
-        support: Support,
-        layout: WordLayout | None,
-    ) -> Float[Tensor, "X K"]:
+    def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
         logits = rows(self.logits, states)
         emitters = support.states_of_group[support.group_of_word]
         log_normalizer = logits.logsumexp(dim=1).index_select(0, emitters.flatten()).view_as(emitters)

@@ -7,6 +7,8 @@ normalised, c_t its sum, g_t = dL / dlog c_t, and Q_t = dL / dlog u_t (for L = l
     r_t = v_t e_t / c_t, 0 where alpha_t is                dL / dlog A[z, z'] = alpha_t-1(z) A[z, z'] r_t(z')
     b_t-1 = A r_t
 
+The sum of Q_t is g_t, and so is that of alpha_t-1 b_t-1: where g does not change, v_t is b_t.
+
 Q is bounded, so nothing overflows however long the text, and only alpha and c are kept for the way back.
 
 Positions are taken one by one, so whatever has a (B, T, K) lies in memory with T first, and loops write in place.
@@ -23,6 +25,9 @@ from torch import Tensor
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.kept import kept
 from vlhmm.ops.recursion.moves import moves, packs
+
+SHIFT_EVERY = 16
+"""At least so often v_t is not taken to be b_t."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +186,11 @@ def backward(
     ratio = torch.div(scaled.emission, totals.clamp(min=tiny)[:, :, None], out=by_position(factors))
     if bool(alpha.amin() <= 0):
         ratio.masked_fill_(alpha <= 0, 0.0)
-    values = by_position(factors)
-    flow, flow_sum = torch.empty_like(values[:, 0]), token_cotangent.new_empty(token_cotangent.shape[0], 1)
+    posterior = by_position(factors)
     # Past the length alpha stays that of the last position, so there this is what the last state was asked for.
     ends = (last_cotangent / alpha[:, -1].clamp(min=tiny)).masked_fill_(alpha[:, -1] <= 0, 0.0)
-    ratios, alphas, all_values = ratio.unbind(1), alpha.unbind(1), values.unbind(1)
+    ratios, alphas, posteriors = ratio.unbind(1), alpha.unbind(1), posterior.unbind(1)
+    needs_no_shift = _needs_no_shift(steps, token_cotangent)
 
     def came_back(t: int) -> Tensor:
         """A r_t, or past the length what its last state was asked for."""
@@ -196,17 +201,19 @@ def backward(
         return back if t < steps.shortest else torch.where((t < factors.lengths)[:, None], back, ends)
 
     for t in range(factors.num_positions - 1, -1, -1):
-        r, back = ratios[t], came_back(t + 1)
-        torch.mul(alphas[t], back, out=flow)
-        torch.sum(flow, 1, keepdim=True, out=flow_sum)
-        value = torch.add(back, token_cotangent[:, t, None] - flow_sum, out=all_values[t])
-        r.mul_(value)
+        value = came_back(t + 1)
+        flow = torch.mul(alphas[t], value, out=posteriors[t])
+        if not needs_no_shift[t]:
+            shift = token_cotangent[:, t, None] - flow.sum(1, keepdim=True)
+            flow.addcmul_(alphas[t], shift)
+            value = value + shift
+        r = ratios[t].mul_(value)
         if steps.any_begun[t] or t >= steps.shortest:
             r.mul_(moved[:, t])
     before_first = came_back(0)
     previous = factors.log_previous.exp()
     # As the caller has the emission, not by position.
-    posterior = torch.mul(values, alpha, out=torch.empty_like(alpha, memory_format=torch.contiguous_format))
+    posterior = posterior.contiguous()
     if steps.shortest < factors.num_positions:
         posterior.mul_(factors.within()[:, :, None])
     from_tiles = scaled.tiles.new_empty(0, *scaled.tiles.shape[1:])
@@ -218,6 +225,18 @@ def backward(
             from_tiles = _sum_of_outer_products(before, ratio, factors.tile_of, scaled.tiles.shape[0])
         from_tiles.mul_(scaled.tiles)
     return Gradient(before_first * previous, _init_gradient(factors, posterior), from_tiles, posterior)
+
+
+def _needs_no_shift(steps: Steps, token_cotangent: Float[Tensor, "B T"]) -> list[bool]:
+    """Positions where g_t minus the sum of alpha_t b_t is 0 but for rounding.
+
+    Where every sequence moves on that sum is g_t+1. Now and then it is taken all the same, so that rounding does not add up.
+    """
+    alike = (token_cotangent[:, :-1] == token_cotangent[:, 1:]).all(0).tolist()
+    return [
+        same and t % SHIFT_EVERY != 0 and t + 1 < steps.shortest and not steps.any_begun[t + 1]
+        for t, same in enumerate(alike)
+    ] + [False]
 
 
 def _init_gradient(factors: Factors, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:

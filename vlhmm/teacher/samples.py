@@ -24,7 +24,8 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.prepare import write_manifest
 from vlhmm.data.tokens import id_dtype
-from vlhmm.teacher import Teacher, TextDrawer
+from vlhmm.teacher.drawing import TextDrawer
+from vlhmm.teacher.model import Teacher
 
 SETTINGS: Final = "samples.json"
 SHARDS: Final = "shards"
