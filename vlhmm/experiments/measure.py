@@ -147,7 +147,8 @@ def running_train(log: Sequence[Mapping[str, Any]], steps_per_epoch: int) -> flo
     losses = [
         math.log(record["perplexity"])
         for record in log
-        if record["kind"] == "step" and last - steps_per_epoch < record["step"] <= last
+        # Steps of a joint phase are of p(x, z).
+        if record["kind"] == "step" and "objective" not in record and last - steps_per_epoch < record["step"] <= last
     ]
     return math.exp(math.fsum(losses) / len(losses)) if losses else None
 
