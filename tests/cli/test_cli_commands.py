@@ -12,7 +12,20 @@ from cli_helpers import SMALL, Run
 from vlhmm.lm import load
 
 SENTENCE = "the file reads the name ."
-COMMANDS = ("prepare", "cluster", "train", "eval", "score", "next", "posterior", "viterbi", "generate", "info", "inspect", "demo")
+COMMANDS = (
+    "prepare",
+    "cluster",
+    "train",
+    "eval",
+    "score",
+    "next",
+    "posterior",
+    "viterbi",
+    "generate",
+    "info",
+    "inspect",
+    "demo",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
