@@ -34,6 +34,20 @@ class DivergedError(RuntimeError):
     """Training has broken down; the last good checkpoint is kept."""
 
 
+def hopeless_loss(num_words: int) -> float:
+    """Nats per token far worse than knowing nothing: more steps would only make numbers overflow."""
+    return 3 * math.log(num_words) + 10
+
+
+def require_hope(loss: float, num_words: int, step: int, num_steps: int) -> None:
+    limit = hopeless_loss(num_words)
+    if not loss <= limit:
+        raise DivergedError(
+            f"training diverged at step {step} of {num_steps}: the loss is {loss:.4g} nats per token, the limit "
+            f"{limit:.4g}: try a smaller learning_rate"
+        )
+
+
 @dataclass(frozen=True)
 class StepEvent:
     """One step was made."""
@@ -258,11 +272,10 @@ class _Run:
         if loss == math.inf:
             rows = torch.arange(self.settings.batch_size, device=self.device)
             raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
-        # Far worse than knowing nothing, and than the beginning, which wide random embeddings make bad: more steps would only
-        # make numbers overflow.
+        # Wide random embeddings may begin worse than that.
         if self.first_loss is None:
             self.first_loss = loss
-        limit = 3 * math.log(self.model.support.num_words) + 10
+        limit = hopeless_loss(self.model.support.num_words)
         if self.last_was_joint:
             limit += math.log(self.model.support.num_states)
         limit = max(limit, self.first_loss + 10)

@@ -23,7 +23,7 @@ from vlhmm.data import Corpus
 from vlhmm.evaluate import evaluate
 from vlhmm.run_folder import RunFolder
 from vlhmm.step import part_of
-from vlhmm.train import LOG_STEPS, SAVE_SECONDS, VALID_STREAMS, CheckEvent, DivergedError, StepEvent, stop_signals
+from vlhmm.train import LOG_STEPS, SAVE_SECONDS, VALID_STREAMS, CheckEvent, StepEvent, require_hope, stop_signals
 
 UNTIMED_STEPS = 10
 """The first steps compile kernels and capture graphs: they do not count as an epoch's time."""
@@ -157,12 +157,7 @@ class _Run:
     def loss(self) -> float:
         """Of the last step, in nats per token; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self.stepper.loss)
-        limit = 3 * math.log(self.model.num_words) + 10
-        if not loss <= limit:
-            raise DivergedError(
-                f"training diverged at step {self.step} of {self.num_steps}: the loss is {loss:.4g} nats per token, "
-                f"the limit {limit:.4g}: try a smaller learning_rate"
-            )
+        require_hope(loss, self.model.num_words, self.step, self.num_steps)
         return loss
 
     def check(self) -> CheckEvent:

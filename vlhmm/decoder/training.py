@@ -24,7 +24,7 @@ from vlhmm.decoder.settings import DecoderSettings, DecoderTraining
 from vlhmm.run_folder import RunFolder
 from vlhmm.schedule import planned_factor
 from vlhmm.step import EAGER_STEPS, part_of, restore_optimizer
-from vlhmm.train import LOG_STEPS, SAVE_SECONDS, CheckEvent, DivergedError, StepEvent, stop_signals
+from vlhmm.train import LOG_STEPS, SAVE_SECONDS, CheckEvent, StepEvent, require_hope, stop_signals
 
 VALID_TOKENS = 1 << 17
 """A check scores so many tokens of the validation text at most."""
@@ -220,12 +220,7 @@ class _Run:
     def loss(self) -> float:
         """Of the last step; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self._last_loss)
-        limit = 3 * math.log(self.decoder.num_words) + 10
-        if not loss <= limit:
-            raise DivergedError(
-                f"training diverged at step {self.step} of {self.num_steps}: the loss is {loss:.4g} nats per token, "
-                f"the limit {limit:.4g}: try a smaller learning_rate"
-            )
+        require_hope(loss, self.decoder.num_words, self.step, self.num_steps)
         return loss
 
     def check(self) -> CheckEvent:
