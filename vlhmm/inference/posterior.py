@@ -120,8 +120,12 @@ def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor,
             torch.ones_like(token_log_probs),
             allow_unused=True,
         )
-    counts = (
-        torch.zeros_like(leaf) if gradient is None else gradient.clamp_(min=0)
+    of_start, of_transition, of_emission = (
+        torch.zeros_like(leaf) if gradient is None else gradient
         for gradient, leaf in zip(gradients, (start, transition, emission), strict=True)
     )
-    return Counts(*counts), token_log_probs.detach()
+    # Only the rows of words that occur: memory of the others, often the most of a large table, is never touched.
+    words = batch.tokens.unique()
+    of_emission[words] = of_emission[words].clamp_(min=0)
+    counts = Counts(of_start.clamp_(min=0), of_transition.clamp_(min=0), of_emission)
+    return counts, token_log_probs.detach()
