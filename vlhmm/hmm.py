@@ -58,15 +58,15 @@ class HMM:
     `tokens` is always (B, T), ids past a sequence's length are ignored. A `belief` carries on where a `filter` left off.
     `window` bounds the memory by cutting long texts into stretches of so many positions; no result depends on it.
 
-    On a GPU a dense HMM keeps its tile as kernels read it and, for shapes of texts that come again, CUDA graphs: a few, none
-    larger than a sixteenth of the GPU's memory.
+    With `graphs` a dense HMM on a GPU keeps its tile as kernels read it and, for shapes of texts that come again, CUDA graphs: a
+    few, none larger than a sixteenth of the GPU's memory.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, *, graphs: bool = False) -> None:
         check_tables(tables)
         self.tables = tables
         self._replays: Replays | None = None
-        if one_tile(tables.support) and kernels_run(tables.dtype, tables.device):
+        if graphs and one_tile(tables.support) and kernels_run(tables.dtype, tables.device):
             from vlhmm.inference.replay import Replays
 
             self._replays = Replays(tables)
