@@ -18,7 +18,8 @@ from vlhmm.ops.max_product import dense, reference
 from vlhmm.ops.recursion import Factors
 from vlhmm.tables import convert
 
-SMALL = dense.Tiling(4, 8, 2, 4, 4)
+SMALL = dense.Tiling(4, 4, 8, 2, 4)
+TALL = dense.Tiling(8, 4, 8, 2, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +72,12 @@ def check(factors: Factors, persistent: bool | None, tiling: dense.Tiling | None
     assert torch.equal(short[1], log_best)
 
 
-@pytest.mark.parametrize(("batch", "positions", "states"), [(3, 5, 19), (1, 1, 5), (9, 2, 33), (2, 3, 1)])
-def test_scores_and_paths_equal_the_reference(batch: int, positions: int, states: int) -> None:
-    check(random_factors(states, batch, positions, states), None, SMALL)
+@pytest.mark.parametrize(
+    ("batch", "positions", "states", "tiling"),
+    [(3, 5, 19, SMALL), (1, 1, 5, SMALL), (9, 2, 33, SMALL), (2, 3, 1, SMALL), (9, 2, 19, TALL)],
+)
+def test_scores_and_paths_equal_the_reference(batch: int, positions: int, states: int, tiling: dense.Tiling) -> None:
+    check(random_factors(states, batch, positions, states), None, tiling)
 
 
 @pytest.mark.gpu

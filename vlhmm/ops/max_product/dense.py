@@ -18,15 +18,17 @@ from vlhmm.ops.recursion.factors import Factors
 
 @dataclass(frozen=True)
 class Tiling:
-    """A program makes the scores of `rows` sequences x 4 `width` states, `unroll` source states at a time; `split` groups of
-    threads share the source states."""
+    """A program makes the scores of `rows` sequences x 4 `width` states, four source states at a time; `split` groups of threads
+    share the source states."""
 
     rows: int
+    in_thread: int
+    """Rows that one thread has."""
     width: int
+    """Above half of the rows of a thread: else the scores that threads share pass through shared memory."""
     split: int
+    """A share is a multiple of four source states: so is `columns` of four times this."""
     num_warps: int
-    unroll: int
-    """Must divide every share of the source states: `columns` is a multiple of `split` times this."""
 
     @property
     def columns(self) -> int:
@@ -36,7 +38,7 @@ class Tiling:
 def tiling_for(states: int) -> Tiling:
     """Eight parts of up to 512 states: with two hundred sequences nearly as many programs as an H200 has multiprocessors."""
     width = min(128, max(16, power_of_2(states) // 32))
-    return Tiling(16, width, 256 // width, 8, 4)
+    return Tiling(16, 16, width, 256 // width, 8)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Moves:
     """The tile in the order in which the kernel reads it, for a tiling: made once for an HMM that stays as it is."""
 
     tiling: Tiling
-    tile: Float[Tensor, "parts padded columns"]
+    tile: Float[Tensor, "parts fours columns 4"]
 
 
 def moves(log_tile: Float[Tensor, "K K"], tiling: Tiling | None = None) -> Moves:
@@ -53,7 +55,7 @@ def moves(log_tile: Float[Tensor, "K K"], tiling: Tiling | None = None) -> Moves
     parts = pieces(states, tiling.columns)
     padded = parts * tiling.columns
     tile = pad(log_tile, (0, padded - states, 0, padded - states), value=-torch.inf)
-    return Moves(tiling, tile.view(padded, parts, tiling.columns).transpose(0, 1).contiguous())
+    return Moves(tiling, tile.view(padded // 4, 4, parts, tiling.columns).permute(2, 0, 3, 1).contiguous())
 
 
 def max_product(
@@ -92,7 +94,8 @@ def best_scores(
     """
     size, length = row_of.shape
     states, device, tiling = log_rows.shape[1], log_rows.device, moves.tiling
-    parts, padded, _ = moves.tile.shape
+    parts = moves.tile.shape[0]
+    padded = parts * tiling.columns
     row_tiles = pieces(size, tiling.rows)
     programs = row_tiles * parts
     if persistent is None:
@@ -100,12 +103,12 @@ def best_scores(
         persistent = device.type == "cuda" and programs <= multiprocessors(device)
     slots = length + 1 if keep_way else 2
     scores = torch.empty(slots, row_tiles, padded, tiling.rows, device=device)
-    previous = pad(log_previous, (0, padded - states, 0, row_tiles * tiling.rows - size), value=-torch.inf)
-    scores[0] = previous.view(row_tiles, tiling.rows, padded).transpose(1, 2)
     peaks = torch.empty(length + 1, size, parts, device=device)
-    peaks[0] = log_previous.amax(1, keepdim=True)
     # A count a line of memory: those of others are not disturbed.
-    arrived = torch.zeros(row_tiles, 32, dtype=torch.int32, device=device)
+    arrived = torch.empty(row_tiles, 32, dtype=torch.int32, device=device)
+    kernel.begin[(programs,)](
+        *(log_previous.contiguous(), scores, peaks, arrived, size, states), ROWS=tiling.rows, COLUMNS=tiling.columns
+    )
     options: dict[str, Any] = {"num_warps": tiling.num_warps}
     if persistent:
         options["launch_cooperative_grid"] = True
@@ -115,18 +118,21 @@ def best_scores(
             *(size, length, states, slots, first, length if persistent else first + 1),
             PARTS=power_of_2(parts),
             ROWS=tiling.rows,
+            IN_THREAD=tiling.in_thread,
             WIDTH=tiling.width,
             SPLIT=tiling.split,
-            UNROLL=tiling.unroll,
             PERSISTENT=persistent,
             **options,
         )
-    within = torch.arange(length, device=device) < lengths[:, None]
-    gains = torch.where(within, peaks[1:].amax(2).T, 0.0)
-    last = scores[length % slots].transpose(1, 2).reshape(-1, padded)[:size, :states]
-    # Where the text fills all positions the last step's scores are raw.
-    shift = torch.where((lengths == length) & (gains[:, -1] > -torch.inf), gains[:, -1], 0.0)
-    return gains, last - shift[:, None], KeptScores(scores, moves.tile) if keep_way else None
+    gains = torch.empty(size, length, device=device)
+    log_best = torch.empty(size, states, device=device)
+    kernel.finish[(programs,)](
+        *(scores, peaks, lengths, gains, log_best, size, length, states, slots),
+        PARTS=power_of_2(parts),
+        ROWS=tiling.rows,
+        COLUMNS=tiling.columns,
+    )
+    return gains, log_best, KeptScores(scores, moves.tile) if keep_way else None
 
 
 def trace(

@@ -14,4 +14,4 @@ class KeptScores:
 
     scores: Float[Tensor, "S row_tiles padded rows"]
     """The scores before each position."""
-    tile: Float[Tensor, "parts padded columns"]
+    tile: Float[Tensor, "parts fours columns 4"]
