@@ -10,6 +10,7 @@ import torch
 
 from bench.measure import seconds_of
 from bench.workloads import DenseSizes, StepSizes, Work
+from vlhmm.precision import float32_products
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,8 @@ def measure_rates(device: torch.device, quick: bool = False) -> Rates:
     copied = rate(2.0 * source.nbytes, lambda: target.copy_(source))
     left = torch.randn(width, width, device=device)
     # TF32 would hide the rate of the ordinary units, which take the maxima.
-    allowed, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
-    try:
+    with float32_products("highest", device):
         float32 = rate(2.0 * width**3, lambda: left @ left)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
     if not cuda:
         return Rates(copied, float32, float32, 4)
     half = left.bfloat16()

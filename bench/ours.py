@@ -36,8 +36,7 @@ def dense_hmm(inputs: DenseInputs, precision: Precision = "bf16") -> HMM:
             TableTransition(inputs.transition.log()),
             inputs.emission.log(),
             precision=precision,
-        ),
-        graphs=True,
+        )
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import score
+from vlhmm.precision import float32_products
 from vlhmm.tables import Belief, Tables
 
 State = TypeVar("State")
@@ -63,7 +64,9 @@ class HMMScorer:
         self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], state: Belief | None
     ) -> tuple[Float[Tensor, "B T"], Belief]:
         device = self.tables.device
-        scored = score(self.tables, Batch(tokens.to(device), lengths.to(device)), state)
+        # Another thread may train meanwhile, in tf32.
+        with float32_products("highest", device):
+            scored = score(self.tables, Batch(tokens.to(device), lengths.to(device)), state)
         return scored.token_log_probs, scored.belief
 
 

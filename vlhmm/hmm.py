@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,18 +59,14 @@ class HMM:
     `tokens` is always (B, T), ids past a sequence's length are ignored. A `belief` carries on where a `filter` left off.
     `window` bounds the memory by cutting long texts into stretches of so many positions; no result depends on it.
 
-    With `graphs` a dense HMM on a GPU keeps its tile as kernels read it and, for shapes of texts that come again, CUDA graphs: a
-    few, none larger than a sixteenth of the GPU's memory.
+    A dense HMM on a GPU keeps its tile as kernels read it and, for shapes of texts that come again, CUDA graphs: a few, in common
+    memory, none that takes more than a sixteenth of the GPU's. Without `graphs` it keeps nothing.
     """
 
-    def __init__(self, tables: Tables, *, graphs: bool = False) -> None:
+    def __init__(self, tables: Tables, *, graphs: bool = True) -> None:
         check_tables(tables)
         self.tables = tables
-        self._replays: Replays | None = None
-        if graphs and one_tile(tables.support) and kernels_run(tables.dtype, tables.device):
-            from vlhmm.inference.replay import Replays
-
-            self._replays = Replays(tables)
+        self._graphs = graphs
 
     @classmethod
     def from_probabilities(
@@ -109,7 +106,7 @@ class HMM:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> HMM:
         check_dtype(dtype)
-        return HMM(self.tables.to(device, dtype))
+        return HMM(self.tables.to(device, dtype), graphs=self._graphs)
 
     def log_prob(
         self,
@@ -143,7 +140,7 @@ class HMM:
             return found
         batch = self._batch(tokens, lengths, belief, window)
         if parallel is None:
-            parallel = not requires_grad(self.tables) and scan.pays(self.tables, batch)
+            parallel = not requires_grad(self.tables) and scan.pays(self.tables, *batch.tokens.shape)
         if parallel:
             if requires_grad(self.tables):
                 raise ValueError(
@@ -299,11 +296,11 @@ class HMM:
             log_probs.append(log_prob)
             if len(log_probs) > 1 and (log_probs[-1] - log_probs[-2]) / num_tokens < tolerance:
                 break
-        return Fit(HMM(tables), log_probs)
+        return Fit(HMM(tables, graphs=self._graphs), log_probs)
 
     def with_reset_token(self, reset_token: int | None) -> HMM:
         """The same tables with another convention for what follows `reset_token`."""
-        return HMM(replace(self.tables, reset_token=reset_token))
+        return HMM(replace(self.tables, reset_token=reset_token), graphs=self._graphs)
 
     def _allowed(self, exclude: Sequence[int]) -> Bool[Tensor, " X"]:
         allowed = torch.ones(self.num_words, dtype=torch.bool)
@@ -312,6 +309,14 @@ class HMM:
                 raise ValueError(f"exclude has {token}, but ids must be between 0 and {self.num_words - 1}")
             allowed[token] = False
         return allowed.to(self.tables.device)
+
+    @cached_property
+    def _replays(self) -> Replays | None:
+        if not (self._graphs and one_tile(self.tables.support) and kernels_run(self.tables.dtype, self.tables.device)):
+            return None
+        from vlhmm.inference.replay import Replays
+
+        return Replays(self.tables)
 
     def _replays_for(self, belief: Belief | None, window: int | None) -> Replays | None:
         """Graphs know neither beliefs nor windows."""

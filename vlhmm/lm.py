@@ -23,6 +23,7 @@ from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.sampling import StateWords, draw
 from vlhmm.models import Model
+from vlhmm.precision import float32_products
 from vlhmm.tables import Belief
 from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior, TokenScore
 from vlhmm.text.explain import explain
@@ -51,7 +52,7 @@ class LanguageModel:
     @cached_property
     def hmm(self) -> HMM:
         """The model's tables, made once. After further training make a new LanguageModel."""
-        with torch.no_grad():
+        with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
             return HMM(self.model.tables().detach())
 
     @cached_property

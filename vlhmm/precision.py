@@ -1,7 +1,86 @@
-"""The one setting of precision: what the matrix products on a GPU read."""
+"""The one setting of precision: what the matrix products on a GPU read.
 
+Kernels are told at each call. The products of networks are the library's, and what it reads of float32 is a setting of the whole
+process, looked at when a product is launched or captured: `float32_products` owns it. A graph that is replayed needs none of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
+
+import torch
 
 Precision = Literal["bf16", "tf32", "highest"]
 """The operands of matrix products on a GPU; highest: float32. Sums and messages are float32 always, and a CPU, or float64 anywhere,
 computes in the tensors' own type."""
+
+_Setting = Literal["high", "highest"]
+
+_changed = threading.Condition()
+_waiting: deque[object] = deque()
+"""Threads that want a setting, in the order in which they came: nobody waits for ever."""
+_holders = 0
+_setting: _Setting = "highest"
+"""Of those that hold it."""
+_before = ""
+"""What the process read when nobody held it."""
+_of_this_thread = threading.local()
+
+
+@contextmanager
+def float32_products(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Within, the library's products of float32 on a GPU read float32 for the highest precision, else tf32.
+
+    Threads that want the same have it together, others wait their turn. So it is taken around a step or a window, never across
+    a `yield`; within it a graph may be captured, but it is not taken within a capture. It is not taken on the way back either,
+    which PyTorch walks for all threads in one of its own: `backward` is called within.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    wanted: _Setting = "highest" if precision == "highest" else "high"
+    held: _Setting | None = getattr(_of_this_thread, "setting", None)
+    if held is not None:
+        if held == "high" and wanted == "highest":
+            raise RuntimeError(
+                "products of the highest precision within others of tf32: the other threads' would change too"
+            )
+        yield
+        return
+    _take(wanted)
+    _of_this_thread.setting = wanted
+    try:
+        yield
+    finally:
+        _of_this_thread.setting = None
+        _give_back()
+
+
+def _take(wanted: _Setting) -> None:
+    global _holders, _setting, _before
+    turn = object()
+    with _changed:
+        _waiting.append(turn)
+        try:
+            _changed.wait_for(lambda: _waiting[0] is turn and (_holders == 0 or _setting == wanted))
+            if _holders == 0:
+                _before, _setting = torch.get_float32_matmul_precision(), wanted
+                torch.set_float32_matmul_precision(wanted)
+            _holders += 1
+        finally:
+            _waiting.remove(turn)
+            # The next may want the same.
+            _changed.notify_all()
+
+
+def _give_back() -> None:
+    global _holders
+    with _changed:
+        _holders -= 1
+        if _holders == 0:
+            torch.set_float32_matmul_precision(_before)
+        _changed.notify_all()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,8 @@ from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Kept, Model, Window, held_and_others
-from vlhmm.precision import Precision
+from vlhmm.ops.clipping import clip_gradients
+from vlhmm.precision import float32_products
 from vlhmm.tables import Belief
 from vlhmm.train_settings import TrainSettings
 
@@ -133,13 +134,20 @@ class Step:
             # Early on the average is short, so that it does not remember the random start.
             decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))
             self._average_weight.fill_(1 - decay)
-        with products_in(self.model.settings.precision):
-            if self._graphs is not None:
-                self._graphs.replay(fresh)
-            else:
-                self.make_gradients(fresh)
-                self.update()
+        if self._graphs is not None:
+            self._graphs.replay(fresh)
+        else:
+            self.run_eagerly(fresh)
         self.count += 1
+
+    def run_eagerly(self, fresh: bool) -> None:
+        with self.products():
+            self.make_gradients(fresh)
+            self.update()
+
+    def products(self) -> AbstractContextManager[None]:
+        """What the networks' products read, while they are launched or captured."""
+        return float32_products(self.model.settings.precision, self.loss.device)
 
     def _change_objective(self) -> None:
         """From p(x) to p(x, z) or back; a graph holds one of them."""
@@ -196,7 +204,7 @@ class Step:
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
+        norm = clip_gradients(self.parameters, self.settings.clip or math.inf)
         self.gradient_norm.copy_(norm)
         self.optimizer.step()
         if self.settings.ema:
@@ -258,17 +266,6 @@ def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-@contextmanager
-def products_in(precision: Precision) -> Iterator[None]:
-    """The networks' matrix products on a GPU: tf32 unless the highest precision is asked for."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if precision == "highest" else "high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class _Graphs:
     """The steady step as two CUDA graphs, where its shapes allow. Windows that begin a stream anew, once an epoch, run
     eagerly."""
@@ -283,8 +280,7 @@ class _Graphs:
     def replay(self, fresh: bool) -> None:
         step = self._step
         if fresh != self._steady_is_fresh or self._eager_left > 0:
-            step.make_gradients(fresh)
-            step.update()
+            step.run_eagerly(fresh)
             # As this step has found: a fresh window may be static where one that goes on from another is not.
             self._eager_left -= fresh == self._steady_is_fresh and step.static_shapes
             return
@@ -299,5 +295,6 @@ class _Graphs:
 
     def _captured(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         step = self._step
-        gradients = captured(lambda: step.make_gradients(self._steady_is_fresh), step.generator)
-        return gradients, captured(step.update)
+        with step.products():
+            gradients = captured(lambda: step.make_gradients(self._steady_is_fresh), step.generator)
+            return gradients, captured(step.update)

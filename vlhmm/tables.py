@@ -138,9 +138,11 @@ class TableTransition:
             sources, targets = source.num_groups, target.num_groups
             if sources == targets == source_groups.shape[0] == 1:
                 return self.log_prob[None]
-            return self.log_prob.view(sources, -1, targets, self.log_prob.shape[1] // targets)[
-                source_groups, :, target_groups
-            ]
+            # Rows of a tile are pieces of rows of the table; the gradient of `index_select` sorts nothing.
+            states = torch.arange(source.states_per_word, device=source_groups.device)
+            pieces = (source_groups[:, None] * source.states_per_word + states) * targets + target_groups[:, None]
+            width = self.log_prob.shape[1] // targets
+            return self.log_prob.reshape(-1, width).index_select(0, pieces.flatten()).view(*pieces.shape, width)
         from_states = source.states_of_group[source_groups]
         to_states = target.states_of_group[target_groups]
         return self.log_prob[from_states[:, :, None], to_states[:, None, :]]

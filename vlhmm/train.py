@@ -23,6 +23,7 @@ from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.joint_phase import JointPhase, joint_steps
 from vlhmm.models import Model
+from vlhmm.precision import float32_products
 from vlhmm.run_folder import RunFolder
 from vlhmm.schedule import Plateau, planned_factor
 from vlhmm.settings import settings_from
@@ -316,7 +317,8 @@ class _Run:
     def check(self) -> CheckEvent:
         """Scores the validation text, and keeps the weights if they are the best so far."""
         self.require_sound()
-        scorer = HMMScorer(self.stepper.averaged.tables().detach())
+        with float32_products("highest", self.stepper.loss.device):
+            scorer = HMMScorer(self.stepper.averaged.tables().detach())
         perplexity = evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
         improved = perplexity < self.best_perplexity
         if improved:

@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton")
 
+import vlhmm.hmm as hmm_module
 from vlhmm.hmm import HMM
 from vlhmm.inference import replay
 from vlhmm.inference.replay import Replays
@@ -27,8 +28,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 class Again:
     """In place of a CUDA graph: does its work whenever it is asked to."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work
+    def __init__(self, work: Callable[[], None], *, in_memory_of: "Again | None") -> None:
+        self.replay, self.in_memory_of = work, in_memory_of
         work()
 
 
@@ -119,6 +120,7 @@ def test_bad_input_and_impossible_texts_are_left_to_the_plain_way(device: str) -
         assert replays.log_prob(wrong, lengths) is None
         assert replays.log_prob(tokens, lengths * 2) is None
         assert replays.log_prob(tokens, lengths - 3) is None
+        assert replays.best_path(tokens, lengths) is not None
         assert replays.best_path(impossible, lengths) is None
     assert replays.log_prob(tokens.float(), lengths) is None
     assert replays.log_prob(tokens[0], None) is None
@@ -139,7 +141,7 @@ def test_tables_changed_in_place_are_seen(device: str) -> None:
 def test_a_copy_has_graphs_of_its_own() -> None:
     replays = Replays(small_tables("cpu"))
     tokens, _ = texts("cpu", 0, ragged=False)
-    for _ in range(2):
+    for _ in range(3):
         replays.log_prob(tokens, None)
     assert replays._graphs
     assert not copy.deepcopy(replays)._graphs
@@ -160,7 +162,75 @@ def test_an_idle_graph_makes_room_and_one_in_use_does_not(monkeypatch: pytest.Mo
     def ask(*lengths: int) -> list[int]:
         for length in lengths:
             assert replays.log_prob(tokens[:, :length].contiguous(), None) is not None
-        return [key[2] for key in replays._graphs]
+        return [key[1][0][1] for key in replays._graphs]
 
     assert ask(1, 1, 2, 2, 3, 1, 2, 3) == [1, 2]
-    assert ask(2, 3, 3) == [2, 3]
+    # They share memory and go together; one that was in use is back when it is asked for again.
+    assert ask(2, 3) == [3]
+    assert ask(2, 2, 3) == [2, 3]
+
+
+def test_a_shape_that_comes_seldom_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "IDLE_ASKS", 3)
+    replays = Replays(small_tables("cpu"))
+    tokens = torch.randint(NUM_WORDS, (2, 4), generator=torch.Generator().manual_seed(0))
+    for length in (1, 2, 3, 4, 1, 2, 3, 4):
+        assert replays.log_prob(tokens[:, :length], None) is not None
+    assert not replays._graphs
+    replays.log_prob(tokens, None)
+    assert len(replays._graphs) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a graph does not say whose memory it uses")
+def test_graphs_of_one_hmm_share_their_memory() -> None:
+    replays = Replays(small_tables("cpu"))
+    for length in (1, 2, 3):
+        for _ in range(2):
+            replays.log_prob(torch.zeros(2, length, dtype=torch.int64), None)
+    first, *others = [graph.graph for graph in replays._graphs.values()]
+    assert [graph.in_memory_of for graph in others] == [first, first]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_graph_made_in_inference_mode_answers_outside_of_it(device: str) -> None:
+    tables = small_tables(device)
+    replays, hmm = Replays(tables), plain(tables)
+    with torch.inference_mode():
+        tokens, _ = texts(device, 0, ragged=False)
+        for _ in range(3):
+            assert replays.log_prob(tokens, None) is not None
+    assert replays._graphs
+    tokens, _ = texts(device, 1, ragged=False)
+    for inside in (False, True):
+        with torch.inference_mode(inside):
+            same(replays.log_prob(tokens, None), hmm.log_prob(tokens.cpu()), device)
+
+
+def test_tables_that_change_uncounted_are_left_to_the_plain_way() -> None:
+    with torch.inference_mode():
+        replays = Replays(small_tables("cpu"))
+        assert replays.log_prob(*texts("cpu", 0, ragged=False)) is None
+
+
+def test_few_states_and_a_long_text_are_left_to_the_scan() -> None:
+    replays = Replays(small_tables("cpu"))
+    assert replays.log_prob(torch.zeros(2, 2048, dtype=torch.int64), None) is None
+
+
+def test_an_hmm_has_graphs_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = small_tables("cpu")
+    assert HMM(tables)._replays is None
+    monkeypatch.setattr(hmm_module, "kernels_run", lambda dtype, device: dtype == torch.float32)
+    hmm = HMM(tables)
+    assert hmm._replays is not None
+    assert hmm.to(dtype=torch.float64)._replays is None
+    assert hmm.with_reset_token(2)._replays is not None
+    assert HMM(tables, graphs=False).with_reset_token(2)._replays is None
+    tokens, lengths = texts("cpu", 0, ragged=True)
+    wrong = tokens.clone()
+    wrong[0, 1] = NUM_WORDS
+    for _ in range(3):
+        same(hmm.log_prob(tokens, lengths), plain(tables).log_prob(tokens, lengths), "cpu")
+        with pytest.raises(ValueError, match=f"{NUM_WORDS}"):
+            hmm.log_prob(wrong, lengths)
+    assert copy.deepcopy(hmm)._replays is not hmm._replays

@@ -1,15 +1,15 @@
-"""Words that share states without a partition: as groups of their own they give the same recursion."""
+"""The blocked recursion where words share states without a partition, or the transition is a table: as that of distinct tiles."""
 
 import pytest
 import torch
 
 from vlhmm.inference.blocked import blocked_factors
-from vlhmm.inference.gather import Batch, window_factors
+from vlhmm.inference.gather import Batch, Boundary, window_factors
 from vlhmm.inference.score import score
 from vlhmm.models import Model, ModelSettings, build
 from vlhmm.ops.blocked_recursion import blocked_recursion
 from vlhmm.ops.recursion import recursion
-from vlhmm.tables import uniform_support
+from vlhmm.tables import Belief, blocked_support, uniform_support
 
 
 def uniform_model(reset_token: int | None) -> Model:
@@ -20,7 +20,7 @@ def uniform_model(reset_token: int | None) -> Model:
 
 @pytest.mark.parametrize("reset_token", [None, 2])
 @pytest.mark.parametrize("carried", [False, True])
-def test_groups_of_their_own_equal_shared_states(reset_token: int | None, carried: bool) -> None:
+def test_words_that_share_states_equal_distinct_tiles(reset_token: int | None, carried: bool) -> None:
     generator = torch.Generator().manual_seed(4)
     batch = Batch(torch.randint(11, (3, 6), generator=generator), torch.tensor([6, 4, 1]))
     before = Batch(torch.randint(11, (3, 4), generator=generator), torch.tensor([4, 4, 4]))
@@ -40,4 +40,30 @@ def test_groups_of_their_own_equal_shared_states(reset_token: int | None, carrie
     torch.testing.assert_close(own, plain, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(own_last.exp(), plain_last.exp(), rtol=1e-10, atol=1e-10)
     for mine, theirs in zip(own_grads, plain_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("reset_token", [None, 2])
+def test_a_table_that_a_belief_enters_equals_distinct_tiles(reset_token: int | None) -> None:
+    """Two draws of states: those that the beliefs speak of, and those of the window."""
+    generator = torch.Generator().manual_seed(5)
+    support = blocked_support(torch.arange(11) % 3, 3, 6)
+    settings = ModelSettings(parameterization="scalar", transition="table", states_per_block=6, init_scale=2.0)
+    batch = Batch(torch.randint(11, (4, 6), generator=generator), torch.tensor([6, 4, 1, 6]))
+    belief = Belief(torch.tensor([3, 1, 2, 4]), torch.randn(4, 3, generator=generator).double().log_softmax(1))
+    results = []
+    for by_blocks in (False, True):
+        model = build(settings, support, reset_token, torch.Generator().manual_seed(6)).double()
+        before, now = (model.kept_after_dropout(0.5, torch.Generator().manual_seed(seed)) for seed in (7, 8))
+        previous = type(before)(before.states[model.group_of_word[belief.token]])
+        tables, transition = model(previous, now)
+        boundary = Boundary(transition)
+        if by_blocks:
+            run = blocked_recursion(blocked_factors(tables, batch, belief, boundary))
+            log_probs, log_last = run.token_log_probs, run.log_last
+        else:
+            log_probs, log_last = recursion(window_factors(tables, batch, belief, boundary))
+        (log_probs.sum() + log_last.exp().square().sum()).backward()
+        results.append((log_probs, log_last.exp(), *(parameter.grad for parameter in model.parameters())))
+    for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)

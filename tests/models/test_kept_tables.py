@@ -1,17 +1,31 @@
 """Tables made to be kept: their rows sum to one in the precision in which they are used, however large the logits."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from small_models import Blocks
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    # Must be known before triton is first imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from vlhmm.hmm import HMM
+from vlhmm.inference.blocked import blocked_factors
+from vlhmm.inference.gather import Batch
 from vlhmm.models import Model, neural_hmm
+from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels
+from vlhmm.tables import SoftmaxTransition, Tables
 
 WORDS, NUM_BLOCKS, PER_BLOCK, DIM = 60, 4, 24, 32
 
+PROMISED = 1e-6
+"""Of log p(x), in float32. One rounding of a logit is |logit| 2^-24: here at most 7e-7 of a token's log p, of either sign."""
 
-def with_large_logits(transition: str) -> Model:
+
+def with_large_logits(transition: str, out_scale: float = 8.0) -> Model:
     return neural_hmm(
         Blocks(np.arange(WORDS) % NUM_BLOCKS, NUM_BLOCKS),
         PER_BLOCK,
@@ -19,8 +33,26 @@ def with_large_logits(transition: str) -> Model:
         transition=transition,  # type: ignore[arg-type]
         initialisation="code",
         precision="bf16",
-        out_scale=8.0,
+        out_scale=out_scale,
     )
+
+
+def kept_tables(out_scale: float, largest_logit: float, device: str = "cpu") -> Tables:
+    with torch.no_grad():
+        tables = with_large_logits("softmax", out_scale).to(device).tables().detach()
+    assert isinstance(tables.transition, SoftmaxTransition)
+    found = float((tables.transition.out.double() @ tables.transition.into.double().T).abs().max())
+    assert found > largest_logit, f"the largest logit is {found:.1f}"
+    return tables
+
+
+def text(batch: int, length: int) -> Tensor:
+    return torch.randint(WORDS, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def assert_as_in_float64(found: Tensor, tables: Tables, tokens: Tensor) -> None:
+    expected = HMM(tables.to("cpu", torch.float64)).log_prob(tokens)
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=PROMISED, atol=0)
 
 
 def test_the_softmax_over_all_blocks_is_kept_for_float32_and_trained_in_bf16() -> None:
@@ -32,13 +64,24 @@ def test_the_softmax_over_all_blocks_is_kept_for_float32_and_trained_in_bf16() -
         assert with_large_logits("block-factored").tables().precision == "bf16"
 
 
+# Up to 50 the kernels answer; beyond 200 their numbers vanish, which they see, and the plain way does.
 @pytest.mark.gpu
-def test_kept_tables_of_large_logits_score_as_in_float64() -> None:
-    model = with_large_logits("softmax")
-    tokens = torch.randint(WORDS, (8, 64), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        tables = model.to("cuda").tables()
-        expected = HMM(tables.to("cpu", torch.float64)).log_prob(tokens)
-    logits = tables.transition.out @ tables.transition.into.T  # type: ignore[union-attr]
-    assert float(logits.abs().max()) > 100
-    torch.testing.assert_close(HMM(tables).log_prob(tokens).double().cpu(), expected, rtol=2e-6, atol=0)
+@pytest.mark.parametrize(("out_scale", "largest_logit"), [(2.0, 50.0), (8.0, 200.0)])
+def test_kept_tables_of_large_logits_score_as_in_float64(out_scale: float, largest_logit: float) -> None:
+    tables, tokens = kept_tables(out_scale, largest_logit, "cuda"), text(8, 64)
+    assert_as_in_float64(HMM(tables).log_prob(tokens), tables, tokens)
+
+
+def test_kernels_score_kept_tables_of_large_logits_as_in_float64() -> None:
+    tables, tokens = kept_tables(2.0, 50.0), text(2, 16)
+    factors = blocked_factors(tables, Batch(tokens, torch.full((2,), 16)), None, None)
+    run = blocked_recursion_by_kernels(factors, tables.precision)
+    assert not run.suspect.any()
+    assert_as_in_float64(run.token_log_probs.double().sum(1), tables, tokens)
+
+
+def test_numbers_that_vanish_from_the_kernels_are_seen() -> None:
+    tables, tokens = kept_tables(8.0, 200.0), text(2, 16)
+    factors = blocked_factors(tables, Batch(tokens, torch.full((2,), 16)), None, None)
+    assert blocked_recursion_by_kernels(factors, tables.precision).suspect.any()
+    assert_as_in_float64(HMM(tables).log_prob(tokens), tables, tokens)

@@ -22,11 +22,11 @@ from vlhmm.ops.blocked_recursion import (
     launch,
     reference,
 )
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition
+from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 FACTORS = ("log_previous", "log_inits", "log_emission")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KINDS = (BlockFactoredTransition, SoftmaxTransition)
+KINDS = (BlockFactoredTransition, SoftmaxTransition, TableTransition)
 
 # Relative errors by norm, for the value (log p(x) of a sequence) and for gradients: bf16 keeps 8 bits, tf32 11.
 TOLERANCE: dict[Precision, tuple[float, float]] = {"bf16": (3e-4, 2e-2), "tf32": (3e-5, 3e-3), "highest": (1e-6, 2e-5)}
@@ -54,7 +54,9 @@ def random_factors(
 
     sources = groups + entering
     out, into = normal(sources * states, width) * (2.0 / width**0.5), normal(groups * states, width)
-    if kind is BlockFactoredTransition:
+    if kind is TableTransition:
+        transition = kind((out @ into.T).log_softmax(1))
+    elif kind is BlockFactoredTransition:
         transition = kind(normal(sources * states, groups).log_softmax(1), out, into)
     else:
         transition = kind(out, into, (out @ into.T).logsumexp(1))
@@ -168,6 +170,17 @@ def test_kernels_equal_the_reference(kind: type, shape: tuple[int, int, int, int
     check_kernels(random_factors(kind, 2, *shape), "highest")
 
 
+@pytest.mark.parametrize("states", [5, 17])
+def test_groups_that_share_states_equal_the_reference(states: int) -> None:
+    factors = random_factors(SoftmaxTransition, 15, states=states, groups=4, entering=0)
+    generator = torch.Generator().manual_seed(16)
+    drawn = torch.stack([torch.randperm(4 * states, generator=generator)[:states] for _ in range(7)])
+    groups = {name: torch.randint(7, (3, 5), generator=generator) for name in ("source_group", "target_group")}
+    overlapping = replace(factors, **groups, states_of_group=drawn.to(DEVICE))
+    check_kernels(overlapping, "highest")
+    check_kernels(overlapping, "highest", cut=replace(launch.cut_for(states, "highest"), sum_programs=2))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tile_in_pieces_equals_the_reference(kind: type) -> None:
     """Groups of more states than a program holds rows of, and widths of several pieces."""
@@ -236,6 +249,21 @@ def test_states_that_cannot_be_entered_have_no_gradient() -> None:
     assert (found["last"][:, 2] == 0).all()
     expected, _ = reference.blocked_recursion(moved_to(factors, DEVICE, torch.float64))
     torch.testing.assert_close(found["token_log_probs"].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_impossible_moves_of_a_table_have_no_gradient() -> None:
+    """Single cells, and a whole row into one group."""
+    factors = random_factors(TableTransition, 9)
+    factors.transition.log_prob[:, 2::5] = -torch.inf
+    factors.transition.log_prob[3, 5:10] = -torch.inf
+    factors = replace(factors, init_of=torch.full_like(factors.init_of, -1))
+    cotangents = cotangents_for(factors)
+    cotangents[1][:, 2] = 0
+    found = results(lambda given: blocked_recursion_by_kernels(given, "highest"), moved_to(factors, DEVICE), cotangents)
+    expected = results(reference.blocked_recursion, moved_to(factors, DEVICE, torch.float64), cotangents)
+    assert_close(found, expected, "highest")
+    assert (found["log_prob"][:, 2::5] == 0).all()
+    assert (found["log_prob"][3, 5:10] == 0).all()
 
 
 def test_a_sequence_near_the_smallest_number_is_suspect() -> None:

@@ -115,6 +115,54 @@ def test_chunks_are_invisible_without_a_partition(monkeypatch, chunk_bytes):
     )
 
 
+OVERLAPPING = [kind for kind in SUPPORTS if not SUPPORTS[kind].partition]
+
+
+@pytest.mark.parametrize("kind", OVERLAPPING)
+@pytest.mark.parametrize("pair_bytes", [1, 80, 1 << 20])
+def test_cells_of_all_pairs_are_those_of_gathered_states(monkeypatch, kind, pair_bytes):
+    monkeypatch.setattr(scattered_ops, "PAIR_BYTES", pair_bytes)
+    support = SUPPORTS[kind]
+    emit, words, _ = inputs(support)
+    states = support.states_of(torch.arange(support.num_words))
+    assert_equal_with_gradients(
+        scattered_ops.logits_of_all_pairs(emit, words, states, "highest"),
+        scattered_ops.scattered_logits(emit, words, states),
+        *(emit, words),
+    )
+
+
+def test_all_pairs_round_their_operands_and_nothing_else():
+    support = SUPPORTS["uniform"]
+    emit, words = (leaf.detach().float().requires_grad_() for leaf in inputs(support)[:2])
+    states = support.states_of(torch.arange(support.num_words))
+    rounded = [leaf.detach().bfloat16().double().requires_grad_() for leaf in (emit, words)]
+    # A cotangent that bf16 holds exactly.
+    weight = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    value = scattered_ops.logits_of_all_pairs(emit, words, states, "bf16")
+    expected = scattered_ops.scattered_logits(*rounded, states)
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
+    gradients = torch.autograd.grad(value, (emit, words), weight)
+    for found, wanted in zip(gradients, torch.autograd.grad(expected, rounded, weight.double()), strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", OVERLAPPING)
+def test_a_gpu_gives_the_reference_without_a_partition(kind):
+    support = SUPPORTS[kind]
+    exact = [leaf.detach().bfloat16().double().requires_grad_() for leaf in inputs(support)]
+    leaves = [leaf.detach().float().cuda().requires_grad_() for leaf in exact]
+    on_gpu = Support(support.group_of_word.cuda(), support.states_of_group.cuda(), support.num_states, partition=False)
+    value, expected = log_emission(*leaves, on_gpu), reference.log_emission(*exact, support)
+    torch.testing.assert_close(value.double().cpu(), expected, rtol=1e-5, atol=1e-5)
+    weight = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = torch.autograd.grad(value, leaves, weight.float().cuda())
+    for found, wanted in zip(gradients, torch.autograd.grad(expected, exact, weight), strict=True):
+        # bf16 keeps 8 bits of the gradient of a logit.
+        torch.testing.assert_close(found.double().cpu(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+
+
 def test_large_logits_do_not_overflow():
     for support in SUPPORTS.values():
         emit, words, bias = (tensor.detach().float() * 300 for tensor in inputs(support))

@@ -105,6 +105,8 @@ def check(factors: Factors, precision: Precision, method: dense.Method, tiling: 
     run = forward(single, precision, method=method, tiling=tiling)
     assert not run.suspect.any()
     assert_near(run.token_log_probs.double().sum(1), token_log_probs.sum(1), value)
+    assert run.log_prob is not None
+    torch.testing.assert_close(run.log_prob, run.token_log_probs.double().sum(1).float(), rtol=2e-7, atol=0)
     assert_near(run.last, log_last.exp(), gradient)
     filtered = reference.recursion(factors)[1].exp()
     assert_near(run.messages[1:].transpose(0, 1) * factors.within()[:, :, None], filtered, gradient)
@@ -148,6 +150,50 @@ def test_on_a_gpu_values_and_gradients_equal_the_reference(
     run = forward(single, precision, keep=False, method=method)
     expected = reference.recursion(few)[0].sum(1)[rows]
     assert_near(run.token_log_probs.double().sum(1), expected, VALUE_TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_awaited_is_no_number_and_lies_where_kernels_expect_it(dtype: torch.dtype) -> None:
+    for sizes in ((3, 5, 7, 2), (1, 1, 1, 1), (2, 4, 8, 3)):
+        messages, sums = dense._awaited(*sizes, torch.empty(1, 1, dtype=dtype))
+        steps, size, states, parts = sizes
+        assert messages.dtype == dtype
+        assert sums.dtype == torch.float32
+        assert messages.shape == (steps, size, states)
+        assert sums.shape == (steps, size, parts)
+        assert messages.isnan().all()
+        assert sums.isnan().all()
+        assert (sums.data_ptr() - messages.data_ptr()) % 16 == 0
+        messages.zero_()
+        assert sums.isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setting", ["high", "highest"])
+@pytest.mark.parametrize(("precision", "error"), [("bf16", 2.0**-7), ("tf32", 2.0**-11), ("highest", 2.0**-22)])
+def test_a_product_keeps_its_precision_whatever_the_process_reads(
+    precision: Precision, error: float, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "COPIED_AT_ONCE", 1000)
+    generator = torch.Generator("cuda").manual_seed(0)
+    left, right = (torch.rand(*shape, generator=generator, device="cuda") for shape in ((65, 333), (333, 47)))
+    torch.set_float32_matmul_precision(setting)
+    try:
+        found = dense._product(left, right, precision)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    expected = left.double() @ right.double()
+    assert float(((found.double() - expected) / expected).abs().max()) < error
+
+
+def test_the_library_multiplies_where_it_can_be_told_the_precision_of_one_product() -> None:
+    of = {one: dense.method_for(200, 2048, torch.device("cpu"), one, in_graph=True) for one in VALUE_TOLERANCE}
+    assert of == {
+        "bf16": "library" if dense.PRODUCT_WIDENS else "persistent",
+        "tf32": "persistent",
+        "highest": "persistent",
+    }
+    assert dense.method_for(200, 10_000, torch.device("cpu"), "highest") == "launches"
 
 
 def test_autograd_gives_the_gradient_of_the_reference() -> None:

@@ -49,6 +49,19 @@ def test_no_tensor_of_all_pairs_is_made():
     assert Largest.numel == 10 * 80
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_only_columns_alive_are_summed(chunk_bytes):
+    out, into = features(9, 7, 3)
+    live = torch.tensor([True, False, True, True, False, False, True])
+    value = row_logsumexp(out, into, live, chunk_bytes=chunk_bytes)
+    expected = reference.row_logsumexp(out, into[live])
+    torch.testing.assert_close(value, expected)
+    weight = torch.linspace(-1, 2, 9, dtype=value.dtype)
+    for found, wanted in zip(*(torch.autograd.grad(x @ weight, [out, into]) for x in (value, expected)), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert (row_logsumexp(out, into, torch.zeros_like(live)) == -torch.inf).all()
+
+
 def test_large_logits_do_not_overflow():
     out = torch.tensor([[200.0], [-200.0], [0.0]], requires_grad=True)
     into = torch.tensor([[10.0], [-10.0]], requires_grad=True)

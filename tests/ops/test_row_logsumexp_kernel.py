@@ -38,7 +38,8 @@ def outputs_start_as_nan(monkeypatch):
     plain = torch.Tensor.new_empty
 
     def new_nan(self, *args, **kwargs):
-        return plain(self, *args, **kwargs).fill_(torch.nan)
+        empty = plain(self, *args, **kwargs)
+        return empty.fill_(torch.nan) if empty.is_floating_point() else empty
 
     monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
 
@@ -102,7 +103,8 @@ def test_parts_of_the_streamed_operand_add_up(device, num_splits):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_splits", [1, 4])
-def test_dead_columns_count_nothing_and_make_no_nan(device, num_splits):
+@pytest.mark.parametrize("said", ["by -inf", "apart", "both"])
+def test_dead_columns_count_nothing_and_make_no_nan(device, num_splits, said):
     """Splits that see dead columns only, and live ones after dead ones."""
     out, into = (operand.detach() for operand in features(9, 64, 17, device))
     out[:, -1] = 1.0
@@ -110,10 +112,14 @@ def test_dead_columns_count_nothing_and_make_no_nan(device, num_splits):
     dead = torch.zeros(64, dtype=torch.bool, device=device)
     dead[:33] = dead[40] = True
     barred = into.clone()
-    barred[dead, -1] = -torch.inf
+    live = None if said == "by -inf" else ~dead
+    if said == "both":
+        # Columns on both sides of the border between the two ways.
+        live[20:30] = True
+    barred[dead if live is None else dead & live, -1] = -torch.inf
     tiles = kernel.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
     settings = {"precision": "highest", "tiles": tiles, "num_splits": num_splits}
-    packed = [kernel.pack(operand, "highest") for operand in (out, barred)]
+    packed = kernel.pack(out, "highest"), kernel.pack(barred, "highest", live)
     log_sum, mean = kernel.forward(*packed, with_mean=True, **settings)
     weight = weights(9, device)
     gradient = kernel.grad_into(*packed, log_sum, weight, **settings)
@@ -123,6 +129,28 @@ def test_dead_columns_count_nothing_and_make_no_nan(device, num_splits):
     assert_near(weight[:, None] * mean, grad_out, 3e-6)
     assert_near(gradient[~dead], grad_into, 3e-6)
     assert (gradient[dead] == 0).all()
+
+
+@pytest.mark.parametrize(("device", "precision"), PRECISIONS)
+@pytest.mark.parametrize("num_live", [0, 1, 16, 17, 150, 200])
+def test_only_columns_alive_are_summed(device, precision, num_live):
+    out, into = features(140, 200, 20, device)
+    live = torch.zeros(200, dtype=torch.bool)
+    live[torch.randperm(200, generator=torch.Generator().manual_seed(num_live))[:num_live]] = True
+    weight = weights(140, device)
+    value, grad_out, grad_into = value_and_gradients(
+        lambda *operands: tiled_row_logsumexp(*operands, live.to(device), precision=precision), out, into, weight
+    )
+    if num_live == 0:
+        assert (value == -torch.inf).all()
+        assert not grad_out.any()
+        assert not grad_into.any()
+        return
+    exact = [operand.detach().double().requires_grad_() for operand in (out, into)]
+    expected = value_and_gradients(lambda a, b: reference.row_logsumexp(a, b[live.to(device)]), *exact, weight.double())
+    for actual, wanted in zip((value, grad_out, grad_into), expected, strict=True):
+        assert_near(actual, wanted, TOLERANCE[precision])
+    assert not grad_into[~live].any()
 
 
 @pytest.mark.parametrize(("device", "precision"), PRECISIONS)

@@ -16,6 +16,7 @@ from vlhmm.baselines.buys_hmm import BuysHMM
 from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.capture import captured
+from vlhmm.precision import float32_products
 from vlhmm.schedule import Plateau
 from vlhmm.step import EAGER_STEPS, part_of, restore_optimizer
 
@@ -65,14 +66,15 @@ class AdamStep:
                 group["lr"].fill_(self.rate)
             else:
                 group["lr"] = self.rate
-        with tf32_products():
-            if self.device.type != "cuda" or not self.settings.graphs or self._eager_left > 0:
-                self._eager_left -= 1
+        if self.device.type != "cuda" or not self.settings.graphs or self._eager_left > 0:
+            self._eager_left -= 1
+            with float32_products("tf32", self.device):
                 self._step()
-                return
-            if self._graph is None:
+            return
+        if self._graph is None:
+            with float32_products("tf32", self.device):
                 self._graph = captured(self._step, self.noise)
-            self._graph.replay()
+        self._graph.replay()
 
     def _step(self) -> None:
         scored = self.model(self._tokens, self._state, self.noise)
@@ -119,14 +121,3 @@ class AdamStep:
 def in_reach(tokens: Int[Tensor, "B T"], device: torch.device) -> Int[Tensor, "B T"]:
     """From memory that can be swapped out the copy to a GPU would wait for the step before."""
     return tokens.pin_memory() if device.type == "cuda" and not tokens.is_cuda else tokens
-
-
-@contextmanager
-def tf32_products() -> Iterator[None]:
-    """Matrix products on a GPU read tf32 within; scoring keeps the caller's setting."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

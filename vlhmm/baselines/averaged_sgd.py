@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.baselines.adam import in_reach, tf32_products
+from vlhmm.baselines.adam import in_reach
 from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.layers import State
 from vlhmm.capture import captured
+from vlhmm.precision import float32_products
 from vlhmm.step import part_of
 
 
@@ -61,16 +62,17 @@ class AveragedSGDStep:
             self._windows[length] = _Window(torch.empty(tokens.shape, dtype=torch.int64, device=self.device))
         window = self._windows[length]
         window.tokens.copy_(in_reach(tokens, self.device), non_blocking=True)
-        with tf32_products():
-            if self.device.type == "cuda" and self.settings.graphs and met_before:
-                self._graph(window).replay()
-            else:
+        if self.device.type == "cuda" and self.settings.graphs and met_before:
+            self._graph(window).replay()
+        else:
+            with float32_products("tf32", self.device):
                 self._step(window.tokens)
         self._average()
 
     def _graph(self, window: _Window) -> torch.cuda.CUDAGraph:
         if window.graph is None:
-            window.graph = captured(lambda: self._step(window.tokens), self.noise, in_memory_of=self._first_graph)
+            with float32_products("tf32", self.device):
+                window.graph = captured(lambda: self._step(window.tokens), self.noise, in_memory_of=self._first_graph)
             self._first_graph = self._first_graph or window.graph
         return window.graph
 

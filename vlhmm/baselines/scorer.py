@@ -20,6 +20,7 @@ from vlhmm.baselines.settings import (
     FeedForwardSettings,
     LSTMSettings,
 )
+from vlhmm.precision import float32_products
 
 Baseline = FeedForward | LSTM | BuysHMM | AWDLSTM
 
@@ -63,5 +64,7 @@ class NeuralScorer:
     ) -> tuple[Float[Tensor, "B T"], State]:
         device = next(self.model.parameters()).device
         before = self.model.start_state(tokens.shape[0]) if state is None else state
-        scored = self.model(tokens.to(device), before, None)
+        # Another thread may train meanwhile, in tf32.
+        with float32_products("highest", device):
+            scored = self.model(tokens.to(device), before, None)
         return scored.token_log_probs, scored.state

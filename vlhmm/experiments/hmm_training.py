@@ -25,6 +25,7 @@ from vlhmm.experiments.row_events import SAVE_SECONDS, Place, RowStopped, Traine
 from vlhmm.experiments.row_settings import BaumWelchHMM, RestartedHMM
 from vlhmm.experiments.texts import with_training_text
 from vlhmm.models import Model
+from vlhmm.precision import float32_products
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import read_log
 from vlhmm.train import Event, Stopped, training
@@ -128,8 +129,8 @@ def watched(
 
 
 def scorer_of(model: Model) -> HMMScorer:
-    with torch.no_grad():
-        # Training may round; what is reported does not.
+    # Training may round; what is reported does not.
+    with torch.no_grad(), float32_products("highest", model.group_of_word.device):
         return HMMScorer(replace(model.tables().detach(), precision="highest"))
 
 

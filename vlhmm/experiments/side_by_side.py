@@ -72,21 +72,15 @@ def train_side_by_side(
             streams.put(stream)
             events.put((run, TrainingEnded(error)))
 
-    # Whoever sets the products' precision for a step sets it for all threads: it is the same for the whole of it.
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        with ThreadPoolExecutor(jobs) as pool:
-            for run in runs:
-                pool.submit(train, run)
-            try:
-                for _ in runs:
-                    yield from _until_one_ends(events)
-            finally:
-                stopping.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with ThreadPoolExecutor(jobs) as pool:
+        for run in runs:
+            pool.submit(train, run)
+        try:
+            for _ in runs:
+                yield from _until_one_ends(events)
+        finally:
+            stopping.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _until_one_ends(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlhmm.inference.gather import Batch, Boundary, window_starts
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
-from vlhmm.tables import Belief, BlockFactoredTransition, SoftmaxTransition, Tables, TableTransition
+from vlhmm.tables import Belief, BlockFactoredTransition, SoftmaxTransition, Tables, TableTransition, Transition
 
 MOST_STATES = 1024
 """States of a block that the kernels take."""
@@ -25,7 +25,6 @@ def kernels_take(tables: Tables) -> bool:
         # Without a partition tiles are made of the states of two words: for that a row needs no more than its features.
         and (support.partition or isinstance(tables.transition, SoftmaxTransition))
         and support.states_per_word <= MOST_STATES
-        and not isinstance(tables.transition, TableTransition)
         and torch.cuda.get_device_capability(tables.device) >= (8, 0)
         and find_spec("triton") is not None
     )
@@ -46,11 +45,8 @@ def blocked_window(
 
 def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> BlockedFactors:
     """The factors of a window, the rows of a boundary behind those of the tables."""
-    if not tables.support.partition:
-        return _scattered_factors(tables, batch, belief)
     starts = window_starts(tables, batch, belief)
     transition = tables.transition
-    assert not isinstance(transition, TableTransition)
     source = torch.zeros_like(starts.group)
     source[:, 1:] = starts.group[:, :-1]
     if belief is not None and boundary is None:
@@ -68,37 +64,15 @@ def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundar
         starts.group,
         tables.emissions_of(batch.tokens),
         batch.lengths,
+        None if tables.support.partition else tables.support.states_of_group,
     )
 
 
-def _scattered_factors(tables: Tables, batch: Batch, belief: Belief | None) -> BlockedFactors:
-    """Without a partition each position, and the one before the first, is a group of its own: copies of its word's states."""
-    starts, transition = window_starts(tables, batch, belief), tables.transition
-    assert isinstance(transition, SoftmaxTransition)
-    before = batch.tokens[:, 0] if belief is None else belief.token
-    words = torch.cat([before[:, None], batch.tokens], dim=1)
-    states = tables.support.states_of(words).flatten()
-    group = torch.arange(words.numel(), device=words.device).view_as(words)
-    return BlockedFactors(
-        starts.log_previous,
-        starts.log_inits,
-        starts.init_of,
-        SoftmaxTransition(
-            transition.out.index_select(0, states),
-            transition.into.index_select(0, states),
-            transition.log_normalizer.index_select(0, states),
-        ),
-        group[:, :-1],
-        group[:, 1:],
-        tables.emissions_of(batch.tokens),
-        batch.lengths,
-    )
-
-
-def _with_rows(
-    transition: SoftmaxTransition | BlockFactoredTransition, boundary: Boundary
-) -> SoftmaxTransition | BlockFactoredTransition:
+def _with_rows(transition: Transition, boundary: Boundary) -> Transition:
     entering = boundary.transition
+    if isinstance(transition, TableTransition):
+        assert isinstance(entering, TableTransition)
+        return TableTransition(torch.cat([transition.log_prob, entering.log_prob]))
     if isinstance(transition, SoftmaxTransition):
         assert isinstance(entering, SoftmaxTransition)
         return SoftmaxTransition(

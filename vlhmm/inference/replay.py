@@ -19,8 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.capture import captured
+from vlhmm.inference import scan
 from vlhmm.inference.posterior import Counts, Posterior
 from vlhmm.inference.viterbi import Paths
+from vlhmm.memory import available_bytes
 from vlhmm.ops.checked_tokens import Checked, checked_tokens
 from vlhmm.ops.max_product import dense as max_dense
 from vlhmm.ops.max_product.dense import Moves
@@ -28,13 +30,13 @@ from vlhmm.ops.recursion import dense
 from vlhmm.ops.recursion.dense import DenseRun, Prepared, Text
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.ops.word_rows import launch as word_rows
-from vlhmm.tables import Tables, requires_grad
+from vlhmm.tables import Tables
 
 MOST_GRAPHS = 8
 """Shapes and queries kept at a time."""
 
 IDLE_ASKS = 64
-"""A graph that was not asked for so many questions makes room for another."""
+"""A shape that was not asked for so many questions is new again, and its graph makes room for another."""
 
 MOST_REMEMBERED = 1000
 """Shapes remembered as asked before."""
@@ -71,19 +73,23 @@ class Fixed:
     def moves(self) -> Moves:
         return max_dense.moves(self.log_tile)
 
-    def text(self, checked: Checked) -> Text:
-        emission = self.tables.log_emission
-        log_previous = emission.new_zeros(checked.tokens.shape[0], emission.shape[1])
-        return Text(emission, self.peaks, checked.tokens, checked.init_of, checked.lengths, log_previous)
+    def no_past(self, size: int) -> Float[Tensor, "B Z"]:
+        """For texts that begin at position 0."""
+        return self.tables.log_emission.new_zeros(size, self.tables.num_states)
 
-    def method(self, text: Text) -> dense.Method:
+    def text(self, checked: Checked, no_past: Float[Tensor, "B Z"]) -> Text:
+        emission = self.tables.log_emission
+        return Text(emission, self.peaks, checked.tokens, checked.init_of, checked.lengths, no_past)
+
+    def method(self, text: Text, in_graph: bool) -> dense.Method:
         tables = self.tables
         return dense.method_for(
-            text.lengths.shape[0], tables.num_states, tables.device, tables.precision, in_graph=True
+            text.lengths.shape[0], tables.num_states, tables.device, tables.precision, in_graph=in_graph
         )
 
-    def forward(self, text: Text, keep: bool) -> DenseRun:
-        return dense.forward(self.prepared, text, self.tables.precision, keep=keep, method=self.method(text))
+    def forward(self, text: Text, in_graph: bool, keep: bool) -> DenseRun:
+        method = self.method(text, in_graph)
+        return dense.forward(self.prepared, text, self.tables.precision, keep=keep, method=method)
 
 
 @dataclass(frozen=True)
@@ -95,10 +101,11 @@ class Found:
     """Not 0: this sequence has no answer here."""
 
 
-@dataclass(frozen=True)
+# Told apart by identity: it is looked up at every question.
+@dataclass(frozen=True, eq=False)
 class Query:
-    work: Callable[[Fixed, Checked], Found]
-    """What is captured; it asks the device nothing."""
+    work: Callable[[Fixed, Text, bool], Found]
+    """What is captured; it asks the device nothing. The last says whether it is for a graph, where launches cost little."""
     answer: Callable[[Fixed, tuple[Tensor, ...]], tuple[Tensor, ...]]
     """The answers, in memory of their own: the next text is written over the buffers. Launched while the graph still runs."""
     room: int
@@ -109,29 +116,32 @@ def _copies(fixed: Fixed, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor.clone() for tensor in found)
 
 
-def _token_log_probs(fixed: Fixed, checked: Checked) -> Found:
-    run = fixed.forward(fixed.text(checked), keep=False)
+def _token_log_probs(fixed: Fixed, text: Text, in_graph: bool) -> Found:
+    run = fixed.forward(text, in_graph, keep=False)
     return Found((run.token_log_probs,), run.doubt)
 
 
-def _log_prob(fixed: Fixed, checked: Checked) -> Found:
-    found = _token_log_probs(fixed, checked)
-    # A million terms of one sign lose digits in float32.
-    return Found((found.tensors[0].sum(1, dtype=torch.float64).float(),), found.doubt)
+def _log_prob(fixed: Fixed, text: Text, in_graph: bool) -> Found:
+    run = fixed.forward(text, in_graph, keep=False)
+    assert run.log_prob is not None
+    return Found((run.log_prob,), run.doubt)
 
 
-def _posterior(fixed: Fixed, checked: Checked) -> Found:
+def _posterior(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     """p(z_t | x)."""
-    run, gradient = _both_ways(fixed, fixed.text(checked), counts=False)
+    run, gradient = _both_ways(fixed, text, in_graph, counts=False)
     return Found((gradient.log_emission,), run.doubt)
 
 
-def _expected_counts(fixed: Fixed, checked: Checked) -> Found:
-    run, gradient = _both_ways(fixed, fixed.text(checked), counts=True)
-    probs = gradient.log_emission.flatten(0, 1)
-    # Past the length there is no probability to count.
-    start = (checked.init_of == 0).flatten().float() @ probs
-    return Found((start, gradient.log_tiles[0], probs, checked.tokens.flatten()), run.doubt)
+def _expected_counts(fixed: Fixed, text: Text, in_graph: bool) -> Found:
+    run, gradient = _both_ways(fixed, text, in_graph, counts=True)
+    probs = gradient.log_emission
+    if fixed.tables.reset_token is None:
+        start = probs[:, 0].sum(dim=0)
+    else:
+        # Past the length there is no probability to count.
+        start = torch.where((text.init_of == 0)[:, :, None], probs, 0.0).sum(dim=(0, 1))
+    return Found((start, gradient.log_tiles[0], probs.flatten(0, 1), text.row_of.flatten()), run.doubt)
 
 
 def _counts_answer(fixed: Fixed, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -143,16 +153,14 @@ def _counts_answer(fixed: Fixed, found: tuple[Tensor, ...]) -> tuple[Tensor, ...
     return start.clone(), transition.clamp(min=0), emission
 
 
-def _best_path(fixed: Fixed, checked: Checked) -> Found:
+def _best_path(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     """The best path, -1 past the length, and its log p(x, z)."""
-    tables = fixed.tables
-    log_previous = tables.log_emission.new_zeros(checked.tokens.shape[0], tables.num_states)
-    inits = (tables.log_start[None], checked.init_of, log_previous)
+    inits = (fixed.tables.log_start[None], text.init_of, text.log_previous)
     gains, log_best, way = max_dense.best_scores(
-        fixed.moves, tables.log_emission, checked.tokens, *inits, checked.lengths, keep_way=True
+        fixed.moves, text.log_rows, text.row_of, *inits, text.lengths, keep_way=True
     )
     assert way is not None
-    path, _ = max_dense.trace(checked.init_of, checked.lengths, way, log_best.argmax(1))
+    path, _ = max_dense.trace(text.init_of, text.lengths, way, log_best.argmax(1))
     return Found((path, gains.sum(1, dtype=torch.float64).float()), (gains == -torch.inf).any(1).to(torch.int8))
 
 
@@ -163,19 +171,18 @@ EXPECTED_COUNTS = Query(_expected_counts, _counts_answer, 16)
 BEST_PATH = Query(_best_path, _copies, 5)
 
 
-def _both_ways(fixed: Fixed, text: Text, counts: bool) -> tuple[DenseRun, Gradient]:
+def _both_ways(fixed: Fixed, text: Text, in_graph: bool, counts: bool) -> tuple[DenseRun, Gradient]:
     """Forward, and back to the posteriors and, if they are asked for, the transition counts."""
-    run = fixed.forward(text, keep=True)
+    run = fixed.forward(text, in_graph, keep=True)
     # An impossible token asks for nothing.
     asked = (run.token_log_probs > -torch.inf).float()
     of_last = torch.zeros_like(text.log_previous)
-    precision, method = fixed.tables.precision, fixed.method(text)
     gradient = dense.backward(
-        *(fixed.prepared, text, run, asked, of_last, precision),
+        *(fixed.prepared, text, run, asked, of_last, fixed.tables.precision),
         tile_gradient=counts,
         init_gradient=False,
         nonnegative=True,
-        method=method,
+        method=fixed.method(text, in_graph),
     )
     return run, gradient
 
@@ -183,41 +190,56 @@ def _both_ways(fixed: Fixed, text: Text, counts: bool) -> tuple[DenseRun, Gradie
 class _Graph:
     """One query for texts of one shape, in buffers of fixed place."""
 
-    def __init__(self, query: Query, fixed: Fixed, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> None:
+    def __init__(
+        self,
+        query: Query,
+        fixed: Fixed,
+        tokens: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"],
+        in_memory_of: _Graph | None,
+    ) -> None:
         self._query, self._fixed = query, fixed
         self._tokens, self._lengths = tokens.clone(), lengths.clone()
-        self._refused = torch.zeros(1, dtype=torch.int8, pin_memory=tokens.is_cuda)
+        self._no_past = fixed.no_past(tokens.shape[0])
+        refused = torch.zeros(tokens.shape[0], dtype=torch.int8, pin_memory=tokens.is_cuda)
+        # The same memory: looked at in less time than a tensor is.
+        self._refused, self._seen = refused, refused.numpy()
         self._found: tuple[Tensor, ...] = ()
         self.asked_at = 0
         """The number of the last question, of all questions."""
-        self._graph = captured(self._work)
+        self.graph: torch.cuda.CUDAGraph = captured(
+            self._work, in_memory_of=None if in_memory_of is None else in_memory_of.graph
+        )
 
     def _work(self) -> None:
-        found = _checked(self._query, self._fixed, self._tokens, self._lengths)
+        found = _checked(self._query, self._fixed, self._tokens, self._lengths, self._no_past, in_graph=True)
         self._found = found.tensors
-        self._refused.copy_(found.doubt.amax(0, keepdim=True), non_blocking=True)
+        self._refused.copy_(found.doubt, non_blocking=True)
 
     def answer(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, ...] | None:
         self._tokens.copy_(tokens)
         if lengths is not None:
             self._lengths.copy_(lengths)
-        self._graph.replay()
-        answers = self._query.answer(self._fixed, self._found)
-        if self._tokens.is_cuda:
-            torch.cuda.current_stream(self._tokens.device).synchronize()
-        return None if int(self._refused) else answers
+        self.graph.replay()
+        # From here to the end of the wait the GPU is at work.
+        with torch.cuda.device_of(self._tokens):
+            answers = self._query.answer(self._fixed, self._found)
+            if self._tokens.is_cuda:
+                torch.cuda.current_stream().synchronize()
+        return None if self._seen.any() else answers
 
 
-def _checked(query: Query, fixed: Fixed, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Found:
+def _checked(query: Query, fixed: Fixed, tokens: Tensor, lengths: Tensor, no_past: Tensor, *, in_graph: bool) -> Found:
     checked = checked_tokens(tokens, lengths, fixed.tables.num_words, fixed.tables.reset_token)
-    found = query.work(fixed, checked)
+    found = query.work(fixed, fixed.text(checked, no_past), in_graph)
     return Found(found.tensors, torch.maximum(found.doubt, checked.wrong))
 
 
 class Replays:
     """The graphs of one dense HMM on a GPU, whose tables no gradient is asked of. Each query gives None where this is no way to answer it.
 
-    The first text of a shape is answered kernel by kernel, the second is captured.
+    The first text of a shape is answered kernel by kernel, the second, if it comes soon, is captured. All graphs use the same memory,
+    given back when all are given up: one question is answered at a time, and the answer has memory of its own.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -256,41 +278,63 @@ class Replays:
         return None if found is None else Paths(found[0][:, None], found[1][:, None])
 
     def _ask(self, query: Query, tokens: Any, lengths: Any) -> tuple[Tensor, ...] | None:
-        if requires_grad(self._tables) or not self._takes(query, tokens, lengths):
+        if torch.is_grad_enabled() and any(part.requires_grad for part in self._parts):
             return None
-        key = (query, *tokens.shape, lengths is None)
-        with self._one_at_a_time, torch.no_grad():
+        # The types too: what was refused for its type is never found.
+        key = (query, _kind(tokens), _kind(lengths))
+        with self._one_at_a_time:
             if self._versions != self._versions_now():
                 self._forget()
             self._asks += 1
-            graph = self._graphs.pop(key, None)
+            graph = self._graphs.get(key)
             if graph is None:
+                if not self._takes(query, tokens, lengths):
+                    return None
                 counts = torch.full(tokens.shape[:1], tokens.shape[1]) if lengths is None else lengths
-                placed = [given.to(self._tables.device, torch.int64).contiguous() for given in (tokens, counts)]
-                if key not in self._asked or not self._room_for_one_more():
-                    # Kernels are compiled, and tables prepared, outside of any graph.
-                    self._remember(key)
-                    found = _checked(query, self._fixed, *placed)
-                    return None if bool(found.doubt.any()) else query.answer(self._fixed, found.tensors)
-                graph = _Graph(query, self._fixed, *placed)
-            self._graphs[key] = graph
+                # What is kept must be of use outside of inference mode too.
+                with torch.inference_mode(False), torch.no_grad(), torch.cuda.device_of(self._tables.log_emission):
+                    return self._by_kernels(key, query, self._placed(tokens), self._placed(counts))
+            self._graphs.move_to_end(key)
             graph.asked_at = self._asks
             return graph.answer(tokens, lengths)
 
-    def _remember(self, key: Any) -> None:
+    def _by_kernels(self, key: Any, query: Query, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, ...] | None:
+        """By kernels one by one, or, if such texts come again, by a graph: by now its kernels are compiled, and tables prepared."""
+        captures = self._comes_again(key) and self._room_for_one_more(query, tokens)
+        no_past = self._fixed.no_past(tokens.shape[0])
+        found = _checked(query, self._fixed, tokens, lengths, no_past, in_graph=captures)
+        if bool(found.doubt.any()):
+            return None
+        if not captures:
+            return query.answer(self._fixed, found.tensors)
+        graph = _Graph(query, self._fixed, tokens, lengths, next(iter(self._graphs.values()), None))
+        graph.asked_at = self._asks
+        self._graphs[key] = graph
+        return graph.answer(tokens, lengths)
+
+    def _placed(self, values: Tensor) -> Tensor:
+        return values.to(self._tables.device, torch.int64).contiguous()
+
+    def _comes_again(self, key: Any) -> bool:
+        """Whether it was asked for not long ago; from now on it was."""
         if len(self._asked) >= MOST_REMEMBERED:
             self._asked.clear()
-        self._asked.add(key)
+        last, self._asked[key] = self._asked.get(key), self._asks
+        return last is not None and self._asks - last < IDLE_ASKS
 
-    def _room_for_one_more(self) -> bool:
+    def _room_for_one_more(self, query: Query, tokens: Tensor) -> bool:
         """Whether a graph may be added. One that is still in use is not given up: where more shapes take turns than are kept, all of
         them would be captured over and over."""
+        if self._room(query, tokens) > available_bytes(self._tables.device):
+            return False
         if len(self._graphs) < MOST_GRAPHS:
             return True
         oldest = next(iter(self._graphs))
         if self._asks - self._graphs[oldest].asked_at < IDLE_ASKS:
             return False
-        del self._graphs[oldest]
+        # All of them: what one leaves in the common memory is seldom of the size that another needs.
+        self._asked |= {key: graph.asked_at for key, graph in self._graphs.items()}
+        self._graphs.clear()
         return True
 
     def _takes(self, query: Query, tokens: Any, lengths: Any) -> bool:
@@ -298,21 +342,32 @@ class Replays:
             return False
         if lengths is not None and not (_integers(lengths, 1) and lengths.shape[0] == tokens.shape[0]):
             return False
-        states = self._tables.num_states
+        # Whether tables of inference mode were changed nobody counts.
+        if any(part.is_inference() for part in self._parts):
+            return False
+        if query in (LOG_PROB, TOKEN_LOG_PROBS) and scan.pays(self._tables, *tokens.shape):
+            return False
+        return tokens.shape[1] <= LONGEST and self._room(query, tokens) * MEMORY_PART <= self._memory
+
+    def _room(self, query: Query, tokens: Tensor) -> int:
         # Beside the positions, the tile in its several forms.
-        room = query.room * tokens.numel() * states + 14 * states**2
-        return bool(tokens.shape[1] <= LONGEST and room * MEMORY_PART <= self._memory)
+        states = self._tables.num_states
+        return query.room * tokens.numel() * states + 14 * states**2
 
     def _forget(self) -> None:
         """Tables changed in place: everything is made anew."""
         self._versions = self._versions_now()
         self._fixed = Fixed(self._tables)
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
-        self._asked: set[Any] = set()
+        self._asked: dict[Any, int] = {}
+        """The number of the last question of a shape that has no graph."""
 
     def _versions_now(self) -> list[int]:
-        # Tensors of inference mode are not counted.
         return [0 if part.is_inference() else part._version for part in self._parts]
+
+
+def _kind(values: Any) -> Any:
+    return (values.shape, values.dtype) if isinstance(values, Tensor) else type(values)
 
 
 def _integers(values: Any, rank: int) -> bool:

@@ -21,9 +21,9 @@ MOST_STATES = 32
 """With more states per word the K-fold work outweighs the shorter chain (measured on two CPU cores)."""
 
 
-def pays(tables: Tables, batch: Batch) -> bool:
-    """Whether the scan is expected to be faster than the serial pass."""
-    return tables.support.states_per_word <= MOST_STATES and batch.num_positions >= 1024 * batch.tokens.shape[0]
+def pays(tables: Tables, size: int, num_positions: int) -> bool:
+    """Whether the scan is expected to be faster than the serial pass over so many sequences of this length."""
+    return tables.support.states_per_word <= MOST_STATES and num_positions >= 1024 * size
 
 
 @torch.no_grad()

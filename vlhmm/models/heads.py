@@ -13,6 +13,7 @@ from torch.nn.utils import skip_init
 from vlhmm.models.encoder import rows
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
 from vlhmm.ops.row_logsumexp import row_logsumexp
+from vlhmm.ops.table_softmax import table_log_softmax
 from vlhmm.precision import Precision
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
 
@@ -63,10 +64,11 @@ class SoftmaxHead(nn.Module):
 
     def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         out = out * self.out_scale
+        precision = self.precision if torch.is_grad_enabled() else "highest"
+        log_normalizer = row_logsumexp(out, into, live, precision=precision)
         if live is not None:
             out, into = _behind_barrier(out, into, live)
-        precision = self.precision if torch.is_grad_enabled() else "highest"
-        return SoftmaxTransition(out, into, row_logsumexp(out, into, precision=precision))
+        return SoftmaxTransition(out, into, log_normalizer)
 
 
 class BlockFactoredHead(nn.Module):
@@ -96,6 +98,8 @@ class TableHead(nn.Module):
         self.logits = nn.Parameter(torch.empty(num_states, num_states))
 
     def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+        if source is not None and live is None:
+            return TableTransition(table_log_softmax(self.logits, source, target))
         logits = rows(self.logits, source)
         if target is not None:
             logits = logits.index_select(1, target)
@@ -138,10 +142,12 @@ class UnmaskedEmission(nn.Module):
         self.logits = nn.Parameter(torch.empty(num_states, num_words))
 
     def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
-        logits = rows(self.logits, states)
+        log_prob = self.logits.log_softmax(dim=1) if states is None else table_log_softmax(self.logits, states, None)
         emitters = support.states_of_group[support.group_of_word]
-        log_normalizer = logits.logsumexp(dim=1).index_select(0, emitters.flatten()).view_as(emitters)
-        return logits.T.gather(1, emitters) - log_normalizer
+        # Cells of the flat table: the gradient of those of its transpose would have to be transposed back.
+        words = torch.arange(support.num_words, device=emitters.device)
+        cells = emitters * support.num_words + words[:, None]
+        return log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
 
 
 StartHead = FactoredStart | ScalarStart

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
 from vlhmm.ops.recursion import recursion
 from vlhmm.precision import Precision
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition
+from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 if TYPE_CHECKING:
     from vlhmm.ops.blocked_recursion.launch import Cut
@@ -37,7 +37,7 @@ class BlockedRun:
 
 
 def blocked_recursion(factors: BlockedFactors, precision: Precision = "bf16") -> BlockedRun:
-    """log p(x_t | x_<t), differentiable in every log factor and in the features.
+    """log p(x_t | x_<t), differentiable in every log factor and in the features or the table.
 
     `precision` is that of matrix operands on a GPU. A CPU, and float64 anywhere, computes in the tensors' own type.
     """
@@ -52,27 +52,40 @@ def blocked_recursion_by_kernels(
     factors: BlockedFactors, precision: Precision = "bf16", cut: Cut | None = None
 ) -> BlockedRun:
     """The same by the Triton kernels, in float32; `cut` overrules how the work is cut into pieces."""
+    transition = factors.transition
+    row_term = factors.row_term.float()
+    if isinstance(transition, TableTransition):
+        # The first tensor holds it, and the other two are empty.
+        out, into = transition.log_prob.float(), row_term
+    else:
+        out, into = transition.out, transition.into
     token_log_probs, log_last, suspect = _BlockedRecursion.apply(
         factors.log_previous.float(),
         factors.log_inits.float(),
-        factors.transition.out,
-        factors.transition.into,
-        factors.row_term.float(),
+        out,
+        into,
+        row_term,
         factors.log_emission.float(),
         (factors.init_of, factors.source_group, factors.target_group, factors.lengths),
-        factors.block_factored,
+        factors.states_of_group,
+        type(transition),
         precision,
         cut,
     )
     return BlockedRun(token_log_probs, log_last, suspect)
 
 
-def _rebuilt(tensors: tuple[Tensor, ...], factored: bool) -> BlockedFactors:
+def _rebuilt(tensors: tuple[Tensor, ...], states_of_group: Tensor | None, kind: type[Transition]) -> BlockedFactors:
     log_previous, log_inits, out, into, row_term, log_emission, init_of, source_group, target_group, lengths = tensors
-    transition = BlockFactoredTransition(row_term, out, into) if factored else SoftmaxTransition(out, into, row_term)
-    return BlockedFactors(
-        log_previous, log_inits, init_of, transition, source_group, target_group, log_emission, lengths
-    )
+    transition: Transition
+    if kind is TableTransition:
+        transition = TableTransition(out)
+    elif kind is BlockFactoredTransition:
+        transition = BlockFactoredTransition(row_term, out, into)
+    else:
+        transition = SoftmaxTransition(out, into, row_term)
+    groups = (source_group, target_group)
+    return BlockedFactors(log_previous, log_inits, init_of, transition, *groups, log_emission, lengths, states_of_group)
 
 
 class _BlockedRecursion(torch.autograd.Function):
@@ -86,7 +99,8 @@ class _BlockedRecursion(torch.autograd.Function):
         row_term: Tensor,
         log_emission: Tensor,
         indices: tuple[Tensor, Tensor, Tensor, Tensor],
-        factored: bool,
+        states_of_group: Tensor | None,
+        kind: type[Transition],
         precision: Precision,
         cut: Cut | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,17 +108,17 @@ class _BlockedRecursion(torch.autograd.Function):
         from vlhmm.ops.blocked_recursion import launch
 
         inputs = (log_previous, log_inits, out, into, row_term, log_emission, *indices)
-        factors = _rebuilt(inputs, factored)
+        factors = _rebuilt(inputs, states_of_group, kind)
         cut = cut or launch.cut_for(factors.num_states, precision)
         packed = launch.operands(factors, precision)
         run = launch.forward(factors, packed, precision, cut)
         ctx.save_for_backward(
-            *inputs,
+            *(*inputs, states_of_group),
             *(packed.out, packed.into, packed.barrier),
             *(run.token_log_probs, run.log_last, run.suspect, run.tiles),
             *(run.weight, run.emission, run.alpha, run.sent, run.totals),
         )
-        ctx.factored, ctx.precision, ctx.cut = factored, precision, cut
+        ctx.kind, ctx.precision, ctx.cut = kind, precision, cut
         ctx.mark_non_differentiable(run.suspect)
         return run.token_log_probs, run.log_last, run.suspect
 
@@ -116,13 +130,13 @@ class _BlockedRecursion(torch.autograd.Function):
         # Asked for once: under checkpointing a second time would be refused.
         saved = ctx.saved_tensors
         factors, packed, run = (
-            _rebuilt(saved[:10], ctx.factored),
-            launch.Operands(*saved[10:13]),
-            launch.Run(*saved[13:]),
+            _rebuilt(saved[:10], saved[10], ctx.kind),
+            launch.Operands(*saved[11:14]),
+            launch.Run(*saved[14:]),
         )
         gradient = launch.backward(factors, packed, run, cotangents[0], cotangents[1], ctx.precision, ctx.cut)
         return (
             *(gradient.log_previous, gradient.log_inits, gradient.out, gradient.into),
             *(gradient.row_term, gradient.log_emission),
-            *(None, None, None, None),
+            *(None, None, None, None, None),
         )

@@ -1,4 +1,4 @@
-"""What the blocked recursion runs on: every position has a tile of its own, made of two groups' features."""
+"""What the blocked recursion runs on: every position has a tile of its own, made of two groups' features or cut from a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support
+from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
 
 
 @dataclass(frozen=True)
@@ -18,20 +18,22 @@ class BlockedFactors:
 
     The state at position t begins from row `init_of[b, t]` of `log_inits` where that is not negative, else it moves from
     the K states of group `source_group[b, t]` to those of `target_group[b, t]`, where group g holds the states g K, ...,
-    g K + K - 1. Sources may number more than targets: states of another draw, from which a belief enters at position 0,
-    stand behind the others.
+    g K + K - 1, or those of row g of `states_of_group`, which may overlap. Sources may number more than targets: states of
+    another draw, from which a belief enters at position 0, stand behind the others.
     """
 
     log_previous: Float[Tensor, "B K"]
     """All -inf: the past is impossible, and so is all that follows."""
     log_inits: Float[Tensor, "I K"]
     init_of: Int[Tensor, "B T"]
-    transition: SoftmaxTransition | BlockFactoredTransition
+    transition: Transition
     source_group: Int[Tensor, "B T"]
     """Any valid group where the state begins anew or past the length; `target_group` likewise."""
     target_group: Int[Tensor, "B T"]
     log_emission: Float[Tensor, "B T K"]
     lengths: Int[Tensor, " B"]
+    states_of_group: Int[Tensor, "G K"] | None = None
+    """Only of a softmax transition, which needs no more of a state than its features."""
 
     @property
     def num_states(self) -> int:
@@ -44,14 +46,18 @@ class BlockedFactors:
 
     @property
     def row_term(self) -> Float[Tensor, ...]:
-        """What a row of the transition has beside its features: log_block (Z, M) or log_normalizer (Z,)."""
-        if isinstance(self.transition, BlockFactoredTransition):
-            return self.transition.log_block
-        return self.transition.log_normalizer
+        """What a row of the transition has beside its features: log_block (Z, M) or log_normalizer (Z,); in a table nothing."""
+        match self.transition:
+            case BlockFactoredTransition(log_block):
+                return log_block
+            case SoftmaxTransition():
+                return self.transition.log_normalizer
+            case TableTransition(log_prob):
+                return log_prob.new_empty(0)
 
     def with_tiles(self) -> Factors:
         """The same factors with each position's log tile made: (B T, K, K) numbers."""
-        source, target = (self._support(side) for side in (self.transition.out, self.transition.into))
+        source, target = (self._support(states) for states in self._transition_shape())
         tile_of = torch.arange(self.source_group.numel(), device=self.source_group.device)
         return Factors(
             self.log_previous,
@@ -63,6 +69,14 @@ class BlockedFactors:
             self.lengths,
         )
 
-    def _support(self, features: Float[Tensor, "Z H"]) -> Support:
-        states = torch.arange(features.shape[0], device=features.device).view(-1, self.num_states)
-        return Support(states[:, 0], states, features.shape[0], partition=True)
+    def _transition_shape(self) -> tuple[int, int]:
+        transition = self.transition
+        if isinstance(transition, TableTransition):
+            return transition.log_prob.shape[0], transition.log_prob.shape[1]
+        return transition.out.shape[0], transition.into.shape[0]
+
+    def _support(self, num_states: int) -> Support:
+        if self.states_of_group is not None:
+            return Support(self.states_of_group[:, 0], self.states_of_group, num_states, partition=False)
+        states = torch.arange(num_states, device=self.lengths.device).view(-1, self.num_states)
+        return Support(states[:, 0], states, num_states, partition=True)

@@ -1,4 +1,4 @@
-"""The blocked recursion on a GPU, in six kernels; `launch.py` calls them.
+"""The blocked recursion on a GPU, in a few kernels; `launch.py` calls them.
 
     pack         features as operands
     make_tiles   a program a tile      S = exp(out in^T), each row shifted or normalised, and the log weight of each row
@@ -7,8 +7,10 @@
     backward     a program a sequence  the same from the end: tile times vector
     accumulate   a program a stretch of positions  the gradient of the features: tile gradient times the other features
 
+Where the transition is a table, `cut_tiles` and `add_tiles` stand for `pack`, `make_tiles` and `accumulate`.
+
 The tile of a position is A[z, z'] = exp(log_weight(z)) S[z, z']: block-factored, S is the softmax of a row and log_weight
-the log-probability of the block; softmax, S is shifted so that its largest entry in a row is 1. Nothing in S underflows
+the log-probability of the block; softmax or table, S is shifted so that its largest entry in a row is 1. Nothing in S underflows
 where it matters, though all of A may be exp(-60). With w = exp(log_weight - shift), alpha_t the filtered probabilities,
 e_t the emission, c_t the normaliser, g_t the cotangent of log c_t, and slope_t = dL / dlog u_t over alpha_t (see
 `vlhmm.ops.recursion.scaled`):
@@ -19,7 +21,8 @@ e_t the emission, c_t the normaliser, g_t the cotangent of log c_t, and slope_t 
     dL / dlog A[z, z'] = sent(z) S[z, z'] ratio(z')                 its row sum: sent(z) mean(z)
     dL / dlogits[z, z'] = sent(z) S[z, z'] (ratio(z') - mean(z))    block-factored; softmax: without the mean
 
-K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64.
+K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64. `states` is the table
+of each group's states, None where group g holds g K, ..., g K + K - 1.
 """
 
 from __future__ import annotations
@@ -42,6 +45,16 @@ TINY = tl.constexpr(4e-29)
 def finite_or_zero(peak):
     """A shift that leaves -inf as it is, where nothing is possible."""
     return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@triton.jit
+@no_type_check
+def states_of(states, group, number, inside, K):
+    """The states of these numbers within a group."""
+    state = group * K + number
+    if states is not None:
+        state = tl.load(states + state, mask=inside, other=0).to(tl.int64)
+    return state
 
 
 @triton.jit
@@ -71,6 +84,7 @@ def make_tiles(
     row_term,
     source_group,
     target_group,
+    states,
     tiles,
     log_weight,
     found_zero,
@@ -85,29 +99,30 @@ def make_tiles(
 ):
     """Rows of one tile S, and the log weight of each. A row stays whole: its normaliser needs all K columns."""
     n = tl.program_id(0).to(tl.int64)
-    source = tl.load(source_group + n).to(tl.int64) * K
+    source = tl.load(source_group + n).to(tl.int64)
     target = tl.load(target_group + n).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, K_PAD)
     row_in, column_in = row < K, column < K
     feature = tl.arange(0, BLOCK_H)
-    left_at = out + (source + row)[:, None] * WIDTH + feature[None, :]
-    right_at = into + (target * K + column)[None, :] * WIDTH + feature[:, None]
+    left_state, entered = states_of(states, source, row, row_in, K), states_of(states, target, column, column_in, K)
+    left_at = out + left_state[:, None] * WIDTH + feature[None, :]
+    right_at = into + entered[None, :] * WIDTH + feature[:, None]
     logits = tl.zeros((ROWS, K_PAD), dtype=tl.float32)
     for first in range(0, WIDTH, BLOCK_H):
         left = tl.load(left_at + first, mask=row_in[:, None], other=0.0)
         right = tl.load(right_at + first, mask=column_in[None, :], other=0.0)
         left, right = nearest_tf32(left, PRECISION), nearest_tf32(right, PRECISION)
         logits = tl.dot(left, right, logits, input_precision=PRECISION)
-    logits += tl.load(barrier + target * K + column, mask=column_in, other=float("-inf"))[None, :]
+    logits += tl.load(barrier + entered, mask=column_in, other=float("-inf"))[None, :]
     peak = tl.max(logits, axis=1)
     tile = tl.exp(logits - finite_or_zero(peak)[:, None])
     if BLOCK_FACTORED:
         total = tl.sum(tile, axis=1)
         tile = tile / tl.where(total > 0, total, 1.0)[:, None]
-        weight = tl.load(row_term + (source + row) * M + target, mask=row_in, other=float("-inf"))
+        weight = tl.load(row_term + left_state * M + target, mask=row_in, other=float("-inf"))
     else:
-        log_normalizer = tl.load(row_term + source + row, mask=row_in, other=0.0)
+        log_normalizer = tl.load(row_term + left_state, mask=row_in, other=0.0)
         weight = tl.where(peak == float("-inf"), float("-inf"), peak - log_normalizer)
     smallest = tl.min(tl.min(tl.where(row_in[:, None] & column_in[None, :], tile, 1.0), axis=1), axis=0)
     # Several programs may write it; all write the same.
@@ -116,6 +131,68 @@ def make_tiles(
     at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
     tl.store(at, tile.to(tiles.dtype.element_ty))
     tl.store(log_weight + n * K + row, weight, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def cut_tiles(
+    log_prob,
+    source_group,
+    target_group,
+    tiles,
+    log_weight,
+    found_zero,
+    K,
+    num_columns,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Rows of one tile S, and the log weight of each, from a table of log A."""
+    n = tl.program_id(0).to(tl.int64)
+    source = tl.load(source_group + n).to(tl.int64) * K
+    target = tl.load(target_group + n).to(tl.int64) * K
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, K_PAD)
+    row_in = row < K
+    inside = row_in[:, None] & (column < K)[None, :]
+    from_table = log_prob + (source + row)[:, None] * num_columns + (target + column)[None, :]
+    logits = tl.load(from_table, mask=inside, other=float("-inf"))
+    peak = tl.max(logits, axis=1)
+    tile = tl.exp(logits - finite_or_zero(peak)[:, None])
+    smallest = tl.min(tl.min(tl.where(inside, tile, 1.0), axis=1), axis=0)
+    tl.store(found_zero, 1, mask=smallest == 0.0)
+    at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
+    tl.store(at, tile.to(tiles.dtype.element_ty))
+    tl.store(log_weight + n * K + row, peak, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def add_tiles(
+    tiles,
+    sent,
+    ratio,
+    source_group,
+    target_group,
+    gradient,
+    K,
+    num_columns,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """gradient[states left, states entered] += sent S ratio: rows of the tile of one position."""
+    n = tl.program_id(0).to(tl.int64)
+    source = tl.load(source_group + n).to(tl.int64) * K
+    target = tl.load(target_group + n).to(tl.int64) * K
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, K_PAD)
+    row_in, column_in = row < K, column < K
+    tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]).to(tl.float32)
+    leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)
+    toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)
+    value = leaving[:, None] * tile * toward[None, :]
+    to = gradient + (source + row)[:, None] * num_columns + (target + column)[None, :]
+    tl.atomic_add(to, value, mask=row_in[:, None] & column_in[None, :] & (value != 0.0), sem="relaxed")
 
 
 @triton.jit
@@ -247,6 +324,7 @@ def backward(
     init_of,
     source_group,
     target_group,
+    states,
     log_previous,
     lengths,
     token_cotangent,
@@ -330,8 +408,9 @@ def backward(
         used = inside & (flow != 0.0)
         if BLOCK_FACTORED:
             tl.atomic_add(d_row_term + (source * K + state) * M + target, flow, mask=used, sem="relaxed")
-        else:
-            tl.atomic_add(d_row_term + source * K + state, -flow, mask=used, sem="relaxed")
+        elif d_row_term is not None:
+            of_row = states_of(states, source, state, inside, K)
+            tl.atomic_add(d_row_term + of_row, -flow, mask=used, sem="relaxed")
         begun = inside & (init >= 0)
         tl.atomic_add(d_log_inits + init.to(tl.int64) * K + state, q, mask=begun, sem="relaxed")
     tl.store(d_log_previous + b * K + state, flow, mask=inside)
@@ -353,6 +432,7 @@ def accumulate(
     order,
     own_group,
     other_group,
+    states,
     features,
     gradient,
     num_positions,
@@ -382,7 +462,6 @@ def accumulate(
     end = tl.minimum(first + stretch, num_positions)
     group = tl.load(own_group + first).to(tl.int64)
     total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
-    gradient_at = gradient + row[:, None] * H + feature[None, :]
     gradient_in = row_in[:, None] & (feature < H)[None, :]
     # One loop over positions and their pieces, so that the loads of all are pipelined alike.
     for i in range(first * PIECES, end * PIECES):
@@ -391,7 +470,8 @@ def accumulate(
         own = tl.load(own_group + p).to(tl.int64)
         other = tl.load(other_group + p).to(tl.int64)
         if own != group:
-            tl.atomic_add(gradient_at + group * K * H, total, mask=gradient_in, sem="relaxed")
+            to = gradient + states_of(states, group, row, row_in, K)[:, None] * H + feature[None, :]
+            tl.atomic_add(to, total, mask=gradient_in, sem="relaxed")
             total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
             group = own
         column = (i % PIECES) * INNER + inner
@@ -410,8 +490,10 @@ def accumulate(
             if BLOCK_FACTORED:
                 toward = toward - tl.load(mean + n * K + row, mask=row_in, other=0.0)[:, None]
         d_logits = tile.to(tl.float32) * (leaving * toward)
-        at = features + (other * K + column)[:, None] * WIDTH + feature[None, :]
+        other_states = states_of(states, other, column, column_in, K)
+        at = features + other_states[:, None] * WIDTH + feature[None, :]
         operand = tl.load(at, mask=column_in[:, None] & (feature < WIDTH)[None, :], other=0.0)
         d_logits = nearest_tf32(d_logits.to(operand.dtype), PRECISION)
         total = tl.dot(d_logits, nearest_tf32(operand, PRECISION), total, input_precision=PRECISION)
-    tl.atomic_add(gradient_at + group * K * H, total, mask=gradient_in, sem="relaxed")
+    to = gradient + states_of(states, group, row, row_in, K)[:, None] * H + feature[None, :]
+    tl.atomic_add(to, total, mask=gradient_in, sem="relaxed")

@@ -12,6 +12,7 @@ from torch import Tensor
 from vlhmm.ops.blocked_recursion import kernel
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
 from vlhmm.precision import Precision
+from vlhmm.tables import TableTransition
 
 LARGEST_STATES = 1024
 """The most states of a group: a row of a tile is held whole by one program."""
@@ -81,7 +82,7 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
 
 @dataclass(frozen=True)
 class Operands:
-    """The features as the matrix products read them."""
+    """The features as the matrix products read them; of a table nothing."""
 
     out: Float[Tensor, "Z width"]
     into: Float[Tensor, "Y width"]
@@ -109,8 +110,9 @@ class Gradient:
     log_previous: Float[Tensor, "B K"]
     log_inits: Float[Tensor, "I K"]
     out: Float[Tensor, "Z H"]
-    into: Float[Tensor, "Y H"]
-    row_term: Float[Tensor, ...]
+    """Of a table: its gradient, and the next two are none."""
+    into: Float[Tensor, "Y H"] | None
+    row_term: Float[Tensor, ...] | None
     """Of log_block or of log_normalizer."""
     log_emission: Float[Tensor, "B T K"]
 
@@ -130,6 +132,8 @@ def product_precision(precision: Precision) -> str:
 def operands(factors: BlockedFactors, precision: Precision) -> Operands:
     """Packed once: each row is read by every position of its group."""
     transition = factors.transition
+    if isinstance(transition, TableTransition):
+        return Operands(*(factors.log_emission.new_empty(shape) for shape in [(0, 0), (0, 0), (0,)]))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     out, _ = _packed(transition.out, dtype)
     into, barrier = _packed(transition.into, dtype)
@@ -150,6 +154,10 @@ def _packed(features: Float[Tensor, "Z H"], dtype: torch.dtype) -> tuple[Tensor,
     return packed, barrier
 
 
+def _states(factors: BlockedFactors) -> Int[Tensor, "G K"] | None:
+    return None if factors.states_of_group is None else factors.states_of_group.contiguous()
+
+
 def num_blocks(factors: BlockedFactors) -> int:
     return factors.row_term.shape[1] if factors.block_factored else 1
 
@@ -157,24 +165,35 @@ def num_blocks(factors: BlockedFactors) -> int:
 def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut: Cut) -> Run:
     batch, length, num_states = factors.log_emission.shape
     log_emission = factors.log_emission.contiguous()
-    tiles_type = torch.bfloat16 if precision == "bf16" else torch.float32
+    # Tiles of a table are read as they are: no product has rounded them.
+    rounded = precision == "bf16" and not isinstance(factors.transition, TableTransition)
+    tiles_type = torch.bfloat16 if rounded else torch.float32
     tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
     log_weight, weight, emission, alpha, sent = (torch.empty_like(log_emission) for _ in range(5))
     found_zero = log_emission.new_zeros(1, dtype=torch.int32)
-    width = packed.out.shape[1]
-    kernel.make_tiles[(batch * length, _pieces(cut.states, cut.tile_rows))](
-        *(packed.out, packed.into, packed.barrier, factors.row_term.contiguous()),
-        *(factors.source_group.contiguous(), factors.target_group.contiguous()),
-        *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
-        WIDTH=width,
-        BLOCK_FACTORED=factors.block_factored,
-        PRECISION=product_precision(precision),
-        K_PAD=cut.states,
-        ROWS=cut.tile_rows,
-        BLOCK_H=min(cut.tile_width, width),
-        num_warps=cut.tile_warps,
-        num_stages=cut.tile_stages,
-    )
+    groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
+    if isinstance(factors.transition, TableTransition):
+        log_prob = factors.transition.log_prob.contiguous()
+        kernel.cut_tiles[(batch * length, _pieces(cut.states, cut.step_rows))](
+            *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
+            K_PAD=cut.states,
+            ROWS=cut.step_rows,
+            num_warps=cut.tile_warps,
+        )
+    else:
+        width = packed.out.shape[1]
+        kernel.make_tiles[(batch * length, _pieces(cut.states, cut.tile_rows))](
+            *(packed.out, packed.into, packed.barrier, factors.row_term.contiguous(), *groups, _states(factors)),
+            *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
+            WIDTH=width,
+            BLOCK_FACTORED=factors.block_factored,
+            PRECISION=product_precision(precision),
+            K_PAD=cut.states,
+            ROWS=cut.tile_rows,
+            BLOCK_H=min(cut.tile_width, width),
+            num_warps=cut.tile_warps,
+            num_stages=cut.tile_stages,
+        )
     token_log_probs, log_shift, totals = (log_emission.new_empty(batch, length) for _ in range(3))
     init_of = factors.init_of.contiguous()
     kernel.exponentiate[(batch * length,)](
@@ -212,10 +231,11 @@ def backward(
     posterior, ratio, mean = (torch.empty_like(run.alpha) for _ in range(3))
     d_log_previous = torch.empty_like(run.log_last)
     d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
-    d_row_term = torch.zeros_like(factors.row_term.contiguous())
+    is_table = isinstance(transition, TableTransition)
+    d_row_term = None if is_table else torch.zeros_like(factors.row_term.contiguous())
     kernel.backward[(batch,)](
         *(run.tiles, run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous()),
-        *(factors.source_group.contiguous(), factors.target_group.contiguous()),
+        *(factors.source_group.contiguous(), factors.target_group.contiguous(), _states(factors)),
         *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
         *(token_cotangent.contiguous(), last_cotangent.contiguous()),
         *(posterior, ratio, mean, d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
@@ -225,6 +245,9 @@ def backward(
         num_warps=cut.backward_warps,
         num_stages=1,
     )
+    if isinstance(transition, TableTransition):
+        from_table = _table_gradient(factors, transition.log_prob, run, ratio, cut)
+        return Gradient(d_log_previous, d_log_inits, from_table, None, None, posterior)
     # Two short sorts of B T group numbers, in one launch; no large tensor is moved.
     groups = torch.stack([factors.source_group.flatten(), factors.target_group.flatten()])
     own, order = groups.sort(dim=1, stable=True)
@@ -234,6 +257,21 @@ def backward(
         for side, operand in enumerate([(transition.out, packed.into, False), (transition.into, packed.out, True)])
     )
     return Gradient(d_log_previous, d_log_inits, by_source, by_target, d_row_term, posterior)
+
+
+def _table_gradient(
+    factors: BlockedFactors, log_prob: Float[Tensor, "Z Y"], run: Run, ratio: Float[Tensor, "B T K"], cut: Cut
+) -> Float[Tensor, "Z Y"]:
+    batch, length, num_states = factors.log_emission.shape
+    gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
+    kernel.add_tiles[(batch * length, _pieces(cut.states, cut.step_rows))](
+        *(run.tiles, run.sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
+        *(gradient, num_states, log_prob.shape[1]),
+        K_PAD=cut.states,
+        ROWS=cut.step_rows,
+        num_warps=cut.tile_warps,
+    )
+    return gradient
 
 
 def _feature_gradient(
@@ -256,13 +294,14 @@ def _feature_gradient(
     2 N K H numbers through memory and N M K H more operations; here the tiles are read once more, N K K numbers, and
     the sums leave the registers once a stretch.
     """
-    width, num_positions = own_features.shape[1], order.shape[0]
+    # Rows that begin at aligned addresses: at a width of 257, which a barrier makes, the sums would not stay in registers.
+    width, num_positions = _pieces(own_features.shape[1], 16) * 16, order.shape[0]
     block_width = min(cut.sum_width, _power_of_two(operand.shape[1]))
     pieces = _pieces(cut.states, cut.sum_rows), _pieces(width, block_width)
     stretch = max(1, _pieces(num_positions * pieces[0] * pieces[1], cut.sum_programs))
-    gradient = torch.zeros_like(own_features, dtype=torch.float32, memory_format=torch.contiguous_format)
+    gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
     kernel.accumulate[(_pieces(num_positions, stretch), *pieces)](
-        *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, operand, gradient),
+        *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
         BLOCK_FACTORED=factors.block_factored,
         BY_TARGET=by_target,
@@ -274,4 +313,4 @@ def _feature_gradient(
         num_warps=cut.sum_warps,
         num_stages=cut.sum_stages,
     )
-    return gradient
+    return gradient[:, : own_features.shape[1]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from vlhmm.ops.emission.blocked import blocked_log_emission, blocked_log_softmax
 from vlhmm.ops.emission.column import column_log_softmax
 from vlhmm.ops.emission.layout import WordLayout, word_layout
-from vlhmm.ops.emission.scattered import scattered_log_softmax, scattered_logits
+from vlhmm.ops.emission.scattered import logits_of_all_pairs, scattered_log_softmax, scattered_logits
 from vlhmm.precision import Precision
 from vlhmm.tables import Support
 
@@ -29,8 +29,9 @@ def log_emission(
 ) -> Float[Tensor, "X K"]:
     """emit_z . word_x + bias_x, normalised over the words that z can emit: log p(x | z) for x's own z.
 
-    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products of a partition read
-    their operands in `precision` (of one group only in training); elsewhere, and in float64, they are made in the operands' own.
+    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products read their operands in
+    `precision` (of one group, and without a partition, only in training); elsewhere, and in float64, they are made in the
+    operands' own.
     """
     if support.partition and _kernels_take(emit, words, bias):
         # Triton is needed here alone.
@@ -46,7 +47,13 @@ def log_emission(
     if support.partition:
         logits = words @ emit.T
     else:
-        logits = scattered_logits(emit, words, support.states_of_group[support.group_of_word])
+        states = support.states_of_group[support.group_of_word]
+        if emit.is_cuda:
+            # As for one group: tables that are made to be kept round nothing.
+            rounds = torch.is_grad_enabled() and emit.dtype == words.dtype == torch.float32
+            logits = logits_of_all_pairs(emit, words, states, precision if rounds else "highest")
+        else:
+            logits = scattered_logits(emit, words, states)
     if bias is not None:
         logits = logits + bias[:, None]
     return normalize_over_words(logits, support)
@@ -56,11 +63,12 @@ def normalize_over_words(
     logits: Float[Tensor, "X K"], support: Support, layout: WordLayout | None = None
 ) -> Float[Tensor, "X K"]:
     """logits - log sum exp over the words of the same state: log p(x | z) for x's own states z."""
-    if not support.partition:
+    if support.num_groups == 1 and support.partition:
+        return column_log_softmax(logits)
+    # On a GPU every size of group would be launches of its own.
+    if not support.partition or logits.is_cuda:
         states = support.states_of_group[support.group_of_word]
         return scattered_log_softmax(logits, states, support.num_states)
-    if support.num_groups == 1:
-        return column_log_softmax(logits)
     return blocked_log_softmax(logits, layout or _layout(support))
 
 

@@ -39,7 +39,10 @@ emissions are lifted by 2^32, such a sum is 5e-39 of the largest."""
 SMALLEST_MESSAGE = torch.finfo(torch.float32).tiny ** 0.75
 
 PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype")
-"""Whether this torch can give a bfloat16 product in float32; else tf32 stands in for it."""
+"""Whether this torch can give a bfloat16 product in float32; else float32, as the process reads it, stands in for it."""
+
+COPIED_AT_ONCE = 1 << 25
+"""Entries of which a copy is made on the way back, in another type or without what does not count."""
 
 
 def pieces(whole: int, piece: int) -> int:
@@ -119,6 +122,8 @@ class DenseRun:
     """c_t of the scaled factors; 1 past the length."""
     doubt: Int[Tensor, " B"]
     """1: single messages were too small for their type, which seldom matters; 2: the sum of a step was."""
+    log_prob: Float[Tensor, " B"] | None = None
+    """Of the whole sequence, where it was just made."""
 
     @property
     def suspect(self) -> Bool[Tensor, " B"]:
@@ -178,9 +183,7 @@ def forward(
     messages = torch.empty(slots, size, states, device=device)
     lows = torch.empty(length, size, parts, device=device)
     if method == "resident":
-        # Read until a number stands there.
-        operand = torch.full((length + 1, size, states), torch.nan, device=device, dtype=prepared.tile.dtype)
-        sums = torch.full((length + 1, size, parts), torch.nan, device=device)
+        operand, sums = _awaited(length + 1, size, states, parts, prepared.tile)
     else:
         operand = torch.empty(2, size, states, device=device, dtype=prepared.tile.dtype)
         sums = torch.empty(length + 1, size, parts, device=device)
@@ -197,18 +200,18 @@ def forward(
             _launch(kernel.forward_steps, (*arguments, product), sizes, range(t, t + 1), tiling, precision, method)
     else:
         _launch(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1), tiling, precision, method)
-    token_log_probs = torch.empty(size, length, device=device)
+    token_log_probs, log_prob = torch.empty(size, length, device=device), torch.empty(size, device=device)
     scale = torch.empty_like(token_log_probs)
     doubt = torch.empty(size, dtype=torch.int8, device=device)
     kernel.finish[(size,)](
         *(sums, lows, text.peaks, text.row_of, begun.init_peak, prepared.extent, begun.vanished, text.init_of),
-        *(text.lengths, token_log_probs, scale, doubt, size, length, parts),
+        *(text.lengths, token_log_probs, log_prob, scale, doubt, size, length, parts),
         SMALLEST_TOTAL=SMALLEST_TOTAL,
         SMALLEST_MESSAGE=SMALLEST_MESSAGE,
         POSITIONS=16,
         PARTS=power_of_2(parts),
     )
-    return DenseRun(token_log_probs, messages, scale, doubt)
+    return DenseRun(token_log_probs, messages, scale, doubt, log_prob)
 
 
 def backward(
@@ -237,9 +240,8 @@ def backward(
     tiling = tiling or _tiling(size, states, device, precision, method)
     parts = pieces(states, tiling.columns)
     if method == "resident":
-        # Read until a number stands there; nothing comes from past the end.
-        ratio = torch.full((length + 1, size, states), torch.nan, device=device, dtype=prepared.tile.dtype)
-        sums = torch.full((length + 1, size, parts), torch.nan, device=device)
+        ratio, sums = _awaited(length + 1, size, states, parts, prepared.tile)
+        # Nothing comes from past the end.
         ratio[length] = 0.0
         sums[length] = 0.0
     else:
@@ -292,6 +294,17 @@ def backward(
     return Gradient(flow, from_inits, from_tile, posterior)
 
 
+def _awaited(steps: int, size: int, states: int, parts: int, tile: Tensor) -> tuple[Tensor, Tensor]:
+    """Messages in the tile's type and their parts' sums, which are read until a number stands there: with all bits set neither
+    type has one, so that one launch fills both."""
+    # Kernels count on addresses that are multiples of 16 bytes.
+    message_bytes = 16 * pieces(steps * size * states * tile.element_size(), 16)
+    sum_bytes = 8 * pieces(steps * size * parts * 4, 8)
+    filled = torch.full(((message_bytes + sum_bytes) // 8,), -1, dtype=torch.int64, device=tile.device).view(torch.int8)
+    messages = filled[:message_bytes].view(tile.dtype)[: steps * size * states].view(steps, size, states)
+    return messages, filled[message_bytes:].view(torch.float32)[: steps * size * parts].view(steps, size, parts)
+
+
 def _operand_type(precision: Precision, device: torch.device) -> torch.dtype:
     # The interpreter takes bfloat16 for integers in a matrix product.
     return torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
@@ -301,6 +314,9 @@ def method_for(size: int, states: int, device: torch.device, precision: Precisio
     """The fastest; `in_graph`: where launches cost little."""
     if _resident_tiling(size, states, device, precision) is not None:
         return "resident"
+    if precision != "bf16" or not PRODUCT_WIDENS:
+        # The library cannot be told for one product alone what it may read.
+        return "persistent" if states <= LARGEST_PERSISTENT else "launches"
     return "persistent" if states <= (LARGEST_PERSISTENT_IN_GRAPH if in_graph else LARGEST_PERSISTENT) else "library"
 
 
@@ -419,25 +435,57 @@ def _launch(
 
 
 def _product(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"], precision: Precision) -> Float[Tensor, "K J"]:
-    """left @ right in float32."""
-    if precision == "bf16" and left.is_cuda and PRODUCT_WIDENS:
-        return torch.mm(left.to(torch.bfloat16), right, out_dtype=torch.float32)
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision != "highest"
-    try:
+    """left @ right in float32, from operands of at least this precision, whatever the process lets the library read.
+
+    That is a setting of all threads. The types of operands are not: instead of tf32 its upper half and its lower in bfloat16, 16 bits
+    for tf32's 11, and instead of float32 float64.
+    """
+    if not left.is_cuda or not (precision == "highest" or PRODUCT_WIDENS):
         return left @ right.float()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+    if precision == "bf16":
+        return _widened(left.to(torch.bfloat16), right.to(torch.bfloat16))
+    of = _in_double if precision == "highest" else _in_halves
+    piece = max(1, COPIED_AT_ONCE // (left.shape[0] + right.shape[1]))
+    products = (
+        of(some_left, some_right)
+        for some_left, some_right in zip(left.split(piece, dim=1), right.split(piece, dim=0), strict=True)
+    )
+    product = next(products)
+    for another in products:
+        product += another
+    return product.float()
+
+
+def _in_double(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"]) -> Float[Tensor, "K J"]:
+    return left.double() @ right.double()
+
+
+def _in_halves(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"]) -> Float[Tensor, "K J"]:
+    (left_upper, left_lower), (right_upper, right_lower) = _halves(left), _halves(right)
+    product = _widened(left_upper, right_upper)
+    product += _widened(left_upper, right_lower)
+    product += _widened(left_lower, right_upper)
+    return product
+
+
+def _halves(values: Float[Tensor, "N M"]) -> tuple[Tensor, Tensor]:
+    """Both in bfloat16; their sum are the values but for 2^-16 of each."""
+    upper = values.to(torch.bfloat16)
+    return upper, (values - upper).to(torch.bfloat16)
+
+
+def _widened(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"]) -> Float[Tensor, "K J"]:
+    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _init_gradient(prepared: Prepared, text: Text, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:
-    """Each initial row's posteriors summed, as a product with a few indicator rows: no sorting, nothing asked of the host."""
-    num_inits = prepared.log_inits.shape[0]
-    if num_inits == 0:
-        return torch.zeros_like(prepared.log_inits)
-    wanted = torch.arange(num_inits, device=posterior.device)[:, None]
-    indicator = (text.init_of.flatten() == wanted).to(posterior.dtype)
-    return _product(indicator, posterior.flatten(0, 1), "highest")
+    """Each initial row's posteriors summed; there are but a few such rows."""
+    gradient = torch.zeros_like(prepared.log_inits)
+    sequences = max(1, COPIED_AT_ONCE // posterior[0].numel())
+    for some, init_of in zip(posterior.split(sequences), text.init_of.split(sequences), strict=True):
+        for row in range(gradient.shape[0]):
+            gradient[row] += torch.where((init_of == row)[:, :, None], some, 0.0).sum(dim=(0, 1))
+    return gradient
 
 
 @dataclass(frozen=True)

@@ -311,6 +311,7 @@ def finish(
     init_of,
     lengths,
     token_log_probs,
+    log_prob,
     scale,
     suspect,
     size,
@@ -321,7 +322,7 @@ def finish(
     POSITIONS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """For one sequence: log p of its tokens from the sums, and whether numbers came near the smallest of their type: 1 where
+    """For one sequence: log p of its tokens and of the whole from the sums, and whether numbers came near the smallest of their type: 1 where
     single messages did and may matter, 2 where the sum of a step did."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
@@ -331,6 +332,8 @@ def finish(
     has_zeros = (smallest_log - tile_peak < -87.0 - LOG_LIFT).to(tl.int32)
     doubt = tl.load(vanished + row).to(tl.int32) * has_zeros
     part = tl.arange(0, PARTS)
+    # A million terms of one sign lose digits in float32.
+    whole = tl.zeros((POSITIONS,), dtype=tl.float64)
     for first in range(0, num_positions, POSITIONS):
         t = first + tl.arange(0, POSITIONS)
         in_text = t < num_positions
@@ -350,11 +353,14 @@ def finish(
         log_total -= tl.where(large, 0.0, 2 * LOG_LIFT)
         token = tl.where(total > 0, log_total + shift, float("-inf"))
         token = tl.where(total < LARGEST_TOTAL, token, float("nan"))
-        tl.store(token_log_probs + row * num_positions + t, tl.where(within, token, 0.0), mask=in_text)
+        token = tl.where(within, token, 0.0)
+        whole += token.to(tl.float64)
+        tl.store(token_log_probs + row * num_positions + t, token, mask=in_text)
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
         fading = within & (low < SMALLEST_MESSAGE * total * has_zeros)
         lost = within & (total < SMALLEST_TOTAL)
         doubt = tl.maximum(doubt, tl.max(tl.maximum(fading.to(tl.int32), 2 * lost.to(tl.int32)), 0))
+    tl.store(log_prob + row, tl.sum(whole, 0).to(tl.float32))
     tl.store(suspect + row, doubt.to(tl.int8))
 
 

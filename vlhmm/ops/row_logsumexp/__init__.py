@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -23,29 +23,34 @@ WIDEST_KERNEL = 512
 def row_logsumexp(
     out: Float[Tensor, "Z H"],
     into: Float[Tensor, "Y H"],
+    live: Bool[Tensor, " Y"] | None = None,
     *,
     precision: Precision = "bf16",
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Float[Tensor, " Z"]:
-    """log sum_y exp(out_z . in_y).
+    """log sum_y exp(out_z . in_y) over the y that are `live`; None: all.
 
     A row of `into` may hold -inf where `out` is positive: p(y | z) is then 0. On a GPU the logits live in one tile at a
     time, their operands in `precision`. Elsewhere, in float64, and for more than 512 features they are made in the
     operands' own precision, at most `chunk_bytes` (or one row, where that is more) at a time.
     """
     if precision == "bf16" and _kernel_takes(out, into):
-        return tiled_row_logsumexp(out, into, precision=precision)
-    result: Tensor = _ChunkedRowLogSumExp.apply(out, into, chunk_bytes)
+        return tiled_row_logsumexp(out, into, live, precision=precision)
+    result: Tensor = _ChunkedRowLogSumExp.apply(out, into, live, chunk_bytes)
     return result
 
 
 def tiled_row_logsumexp(
-    out: Float[Tensor, "Z H"], into: Float[Tensor, "Y H"], *, precision: Precision
+    out: Float[Tensor, "Z H"],
+    into: Float[Tensor, "Y H"],
+    live: Bool[Tensor, " Y"] | None = None,
+    *,
+    precision: Precision,
 ) -> Float[Tensor, " Z"]:
     """`row_logsumexp` by the kernel."""
     # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
     with_mean = torch.is_grad_enabled() and out.requires_grad
-    result: Tensor = _TiledRowLogSumExp.apply(out, into, precision, with_mean)
+    result: Tensor = _TiledRowLogSumExp.apply(out, into, live, precision, with_mean)
     return result
 
 
@@ -62,14 +67,17 @@ def _kernel_takes(out: Tensor, into: Tensor) -> bool:
 
 class _TiledRowLogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, out: Tensor, into: Tensor, precision: Precision, with_mean: bool) -> Tensor:
+    def forward(
+        ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, precision: Precision, with_mean: bool
+    ) -> Tensor:
         from vlhmm.ops.row_logsumexp import kernel
 
-        packed_out, packed_into = kernel.pack(out, precision), kernel.pack(into, precision)
+        packed_out, packed_into = kernel.pack(out, precision), kernel.pack(into, precision, live)
         tiles = kernel.tiling(out.shape[1], precision)
         log_sum, mean = kernel.forward(packed_out, packed_into, with_mean=with_mean, precision=precision, tiles=tiles)
         ctx.save_for_backward(
-            packed_out.features, packed_out.barrier, packed_into.features, packed_into.barrier, log_sum, mean
+            *(packed_out.features, packed_out.barrier, packed_into.features, packed_into.barrier),
+            *(packed_into.place, packed_into.num_live, log_sum, mean),
         )
         ctx.precision, ctx.tiles = precision, tiles
         ctx.num_out, ctx.num_into, ctx.width, ctx.dtype = out.shape[0], into.shape[0], out.shape[1], out.dtype
@@ -77,10 +85,10 @@ class _TiledRowLogSumExp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         from vlhmm.ops.row_logsumexp import kernel
 
-        out_features, out_barrier, into_features, into_barrier, log_sum, mean = ctx.saved_tensors
+        out_features, out_barrier, into_features, into_barrier, place, num_live, log_sum, mean = ctx.saved_tensors
         grad = grad.float()
         grad_out = grad_into = None
         if ctx.needs_input_grad[0]:
@@ -88,38 +96,43 @@ class _TiledRowLogSumExp(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_into = kernel.grad_into(
                 kernel.Packed(out_features, out_barrier, ctx.num_out, ctx.width),
-                kernel.Packed(into_features, into_barrier, ctx.num_into, ctx.width),
+                kernel.Packed(into_features, into_barrier, ctx.num_into, ctx.width, place, num_live),
                 log_sum,
                 grad,
                 precision=ctx.precision,
                 tiles=ctx.tiles,
             ).to(ctx.dtype)
-        return grad_out, grad_into, None, None
+        return grad_out, grad_into, None, None, None
 
 
 class _ChunkedRowLogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, out: Tensor, into: Tensor, chunk_bytes: int) -> Tensor:
+    def forward(ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, chunk_bytes: int) -> Tensor:
         log_sum = out.new_empty(out.shape[0])
         for rows in _row_chunks(out, into, chunk_bytes):
-            logits = out[rows] @ into.T
+            logits = _logits(out[rows], into, live)
             peak = _finite_or_zero(logits.amax(dim=1))
             log_sum[rows] = logits.sub_(peak[:, None]).exp_().sum(dim=1).log_().add_(peak)
-        ctx.save_for_backward(out, into, log_sum)
+        ctx.save_for_backward(out, into, live, log_sum)
         ctx.chunk_bytes = chunk_bytes
         return log_sum
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        out, into, log_sum = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        out, into, live, log_sum = ctx.saved_tensors
         grad_out, grad_into = torch.empty_like(out), torch.zeros_like(into)
         for rows in _row_chunks(out, into, ctx.chunk_bytes):
             shift = _finite_or_zero(log_sum[rows])
-            weights = (out[rows] @ into.T).sub_(shift[:, None]).exp_().mul_(grad[rows, None])
+            weights = _logits(out[rows], into, live).sub_(shift[:, None]).exp_().mul_(grad[rows, None])
             torch.mm(weights, into, out=grad_out[rows])
             grad_into.addmm_(weights.T, out[rows])
-        return grad_out, grad_into, None
+        return grad_out, grad_into, None, None
+
+
+def _logits(out: Tensor, into: Tensor, live: Tensor | None) -> Tensor:
+    logits = out @ into.T
+    return logits if live is None else logits.masked_fill_(~live, -torch.inf)
 
 
 def _row_chunks(out: Tensor, into: Tensor, chunk_bytes: int) -> Iterator[slice]:

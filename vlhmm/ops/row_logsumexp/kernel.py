@@ -8,6 +8,9 @@ grad_z mean_z, and only the gradient of `into` has to make the logits again. Tog
 Operands are packed first: rows padded to whole tiles and columns to a width that the matrix units take, with zeros;
 a row of `into` with -inf in it is dead (p(y | z) = 0), and its features are zeros too, so that no 0 times -inf is ever
 taken. Then the loops need no masks.
+
+Where it is said which rows of `into` are alive, these are packed first, and the loops end behind them: their number stays on
+the device, so shapes are the same for every draw, but dead rows cost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -46,6 +49,9 @@ class Packed:
     barrier: Float[Tensor, " padded_rows"]
     num_rows: int
     width: int
+    place: Int[Tensor, " num_rows"] | None = None
+    """Where each row stands, those alive before the others; None: in their order."""
+    num_live: Int[Tensor, " 1"] | None = None
 
 
 def padded_widths(width: int) -> tuple[int, int]:
@@ -69,9 +75,15 @@ def tiling(width: int, precision: Precision) -> Tiling:
     return Tiling(rows=32, columns=32, num_warps=8, num_stages=2)
 
 
-def pack(operand: Float[Tensor, "N H"], precision: Precision) -> Packed:
-    """The operand in the precision of the products, padded with zeros; rows that hold -inf are dead."""
+def pack(operand: Float[Tensor, "N H"], precision: Precision, live: Bool[Tensor, " N"] | None = None) -> Packed:
+    """The operand in the precision of the products, padded with zeros; rows that hold -inf are dead, and those not `live`."""
     num_rows, width = operand.shape
+    place = num_live = None
+    if live is not None:
+        live_so_far = live.cumsum(0)
+        num_live = live_so_far[-1:]
+        every = torch.arange(num_rows, device=live.device)
+        place = torch.where(live, live_so_far - 1, num_live + every - live_so_far)
     # Every tile height divides 128.
     padded_rows = triton.cdiv(num_rows, 128) * 128
     padded_width = sum(padded_widths(width))
@@ -83,6 +95,8 @@ def pack(operand: Float[Tensor, "N H"], precision: Precision) -> Packed:
         operand,
         features,
         barrier,
+        place,
+        num_live,
         num_rows,
         operand.stride(0),
         operand.stride(1),
@@ -92,7 +106,7 @@ def pack(operand: Float[Tensor, "N H"], precision: Precision) -> Packed:
         BLOCK_WIDTH=triton.next_power_of_2(padded_width),
         num_warps=4,
     )
-    return Packed(features, barrier, num_rows, width)
+    return Packed(features, barrier, num_rows, width, place, num_live)
 
 
 def forward(
@@ -101,7 +115,7 @@ def forward(
     """log sum_y exp(out_z . in_y), and with it sum_y p(y | z) in_y when asked for."""
     num_row_tiles = triton.cdiv(out.num_rows, tiles.rows)
     num_column_tiles = triton.cdiv(into.num_rows, tiles.columns)
-    splits, tiles_per_split = _split(num_row_tiles, num_column_tiles, out.features.device, num_splits)
+    splits = _num_splits(num_row_tiles, num_column_tiles, out.features.device, num_splits)
     log_sum = out.features.new_empty(splits, out.num_rows, dtype=torch.float32)
     mean_shape = (splits, out.num_rows, out.width) if with_mean else (0,)
     mean = out.features.new_empty(mean_shape, dtype=torch.float32)
@@ -110,11 +124,11 @@ def forward(
         out.features,
         into.features,
         into.barrier,
+        into.num_live,
         log_sum,
         mean,
         out.num_rows,
-        num_column_tiles,
-        tiles_per_split,
+        into.num_rows,
         WIDTH=out.width,
         MAIN=main,
         REST=rest,
@@ -147,7 +161,9 @@ def grad_into(
     """sum_z grad_z p(y | z) out_z."""
     num_row_tiles = triton.cdiv(into.num_rows, tiles.rows)
     num_column_tiles = triton.cdiv(out.num_rows, tiles.columns)
-    splits, tiles_per_split = _split(num_row_tiles, num_column_tiles, into.features.device, num_splits)
+    # Programs whose rows are all dead have nothing to do: as many more share the work of the others, if half of them are.
+    busy_row_tiles = num_row_tiles if into.num_live is None else triton.cdiv(num_row_tiles, 2)
+    splits = _num_splits(busy_row_tiles, num_column_tiles, into.features.device, num_splits)
     # Padding, and rows that reach no live column, have the sum 0: a shift of +inf makes their p(y | z) zero.
     shift = log_sum.masked_fill(log_sum == -torch.inf, torch.inf) * LOG2_E.value
     padding = (0, out.features.shape[0] - out.num_rows)
@@ -158,12 +174,12 @@ def grad_into(
         out.features,
         into.features,
         into.barrier,
+        into.num_live,
         shift,
         padded_grad,
         result,
+        out.num_rows,
         into.num_rows,
-        num_column_tiles,
-        tiles_per_split,
         WIDTH=into.width,
         MAIN=main,
         REST=rest,
@@ -173,11 +189,12 @@ def grad_into(
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    return result[0] if splits == 1 else result.sum(dim=0)
+    whole = result[0] if splits == 1 else result.sum(dim=0)
+    return whole if into.place is None else whole.index_select(0, into.place)
 
 
-def _split(num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None) -> tuple[int, int]:
-    """Into how many parts the streamed operand is cut, none empty, so that few row tiles still fill the device."""
+def _num_splits(num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None) -> int:
+    """Into how many parts the streamed operand is cut, so that few row tiles still fill the device."""
     if wanted is None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         # Parts of less than 4 tiles would spend their time on filling the pipeline.
@@ -186,8 +203,19 @@ def _split(num_row_tiles: int, num_column_tiles: int, device: torch.device, want
         wanted = min(
             range(1, most + 1), key=lambda parts: triton.cdiv(num_row_tiles * parts, processors) / parts + 0.01 * parts
         )
-    tiles_per_split = triton.cdiv(num_column_tiles, wanted)
-    return triton.cdiv(num_column_tiles, tiles_per_split), tiles_per_split
+    # None is empty.
+    tiles_per_split = -(-num_column_tiles // wanted)
+    return -(-num_column_tiles // tiles_per_split)
+
+
+@triton.jit
+@no_type_check
+def tiles_of_split(num_streamed, BLOCK_COLUMNS: tl.constexpr):
+    """The first tile of this program's part of the streamed operand, and the one behind its last."""
+    num_tiles = tl.cdiv(num_streamed, BLOCK_COLUMNS)
+    tiles_per_split = tl.cdiv(num_tiles, tl.num_programs(1))
+    first = tl.program_id(1) * tiles_per_split
+    return first, tl.minimum(first + tiles_per_split, num_tiles)
 
 
 @triton.jit
@@ -196,6 +224,8 @@ def _pack_kernel(
     operand_ptr,
     features_ptr,
     barrier_ptr,
+    place_ptr,
+    num_live_ptr,
     num_rows,
     row_stride,
     column_stride,
@@ -210,10 +240,14 @@ def _pack_kernel(
     source = operand_ptr + row[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
     value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     dead = tl.max((value == float("-inf")).to(tl.int32), axis=1) == 1
+    place = row
+    if place_ptr is not None:
+        place = tl.load(place_ptr + row, mask=row < num_rows, other=row)
+        dead = dead | (place >= tl.load(num_live_ptr))
     value = tl.where(dead[:, None], 0.0, value)
-    target = features_ptr + row[:, None] * PADDED_WIDTH + column[None, :]
+    target = features_ptr + place[:, None] * PADDED_WIDTH + column[None, :]
     tl.store(target, value.to(features_ptr.dtype.element_ty), mask=(column < PADDED_WIDTH)[None, :])
-    tl.store(barrier_ptr + row, tl.where(dead | (row >= num_rows), float("-inf"), 0.0))
+    tl.store(barrier_ptr + place, tl.where(dead | (row >= num_rows), float("-inf"), 0.0))
 
 
 @triton.jit
@@ -222,11 +256,11 @@ def _forward_kernel(
     out_ptr,
     into_ptr,
     barrier_ptr,
+    num_live_ptr,
     log_sum_ptr,
     mean_ptr,
     num_rows,
-    num_column_tiles,
-    tiles_per_split,
+    num_into,
     WIDTH: tl.constexpr,
     MAIN: tl.constexpr,
     REST: tl.constexpr,
@@ -239,14 +273,16 @@ def _forward_kernel(
     PADDED: tl.constexpr = MAIN + REST
     first_row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
     split = tl.program_id(1).to(tl.int64)
-    first_tile = split * tiles_per_split
-    last_tile = tl.minimum(first_tile + tiles_per_split, num_column_tiles)
+    num_columns = num_into
+    if num_live_ptr is not None:
+        num_columns = tl.load(num_live_ptr)
+    first_tile, last_tile = tiles_of_split(num_columns, BLOCK_COLUMNS)
     row = tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_COLUMNS)
     main = tl.arange(0, MAIN)
 
     out_tile = out_ptr + first_row * PADDED + row[:, None] * PADDED
-    into_tile = into_ptr + first_tile * BLOCK_COLUMNS * PADDED + column[:, None] * PADDED
+    into_tile = into_ptr + first_tile.to(tl.int64) * BLOCK_COLUMNS * PADDED + column[:, None] * PADDED
     out = tl.load(out_tile + main[None, :])
     mean = tl.zeros((BLOCK_ROWS, MAIN), tl.float32)
     if REST > 0:
@@ -300,12 +336,12 @@ def _grad_into_kernel(
     out_ptr,
     into_ptr,
     barrier_ptr,
+    num_live_ptr,
     shift_ptr,
     grad_ptr,
     result_ptr,
+    num_out,
     num_into,
-    num_column_tiles,
-    tiles_per_split,
     WIDTH: tl.constexpr,
     MAIN: tl.constexpr,
     REST: tl.constexpr,
@@ -317,14 +353,16 @@ def _grad_into_kernel(
     PADDED: tl.constexpr = MAIN + REST
     first_row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
     split = tl.program_id(1).to(tl.int64)
-    first_tile = split * tiles_per_split
-    last_tile = tl.minimum(first_tile + tiles_per_split, num_column_tiles)
+    first_tile, last_tile = tiles_of_split(num_out, BLOCK_COLUMNS)
+    if num_live_ptr is not None:
+        # Dead rows alone have nothing to stream.
+        last_tile = tl.where(first_row < tl.load(num_live_ptr), last_tile, first_tile)
     row = tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_COLUMNS)
     main = tl.arange(0, MAIN)
 
     into_tile = into_ptr + first_row * PADDED + row[:, None] * PADDED
-    out_tile = out_ptr + first_tile * BLOCK_COLUMNS * PADDED + column[:, None] * PADDED
+    out_tile = out_ptr + first_tile.to(tl.int64) * BLOCK_COLUMNS * PADDED + column[:, None] * PADDED
     into = tl.load(into_tile + main[None, :])
     result = tl.zeros((BLOCK_ROWS, MAIN), tl.float32)
     if REST > 0:

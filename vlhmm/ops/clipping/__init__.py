@@ -1,0 +1,49 @@
+"""Clipping of gradients to a norm, without writing large ones that are short enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = ["clip_gradients"]
+
+LARGE = 1 << 24
+"""Numbers of a gradient that the memory of a GPU takes 30 us to read and write: launches of its own cost less."""
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest_norm: float) -> Float[Tensor, ""]:
+    """Scales all gradients alike, so that their norm is at most `largest_norm`; returns what it was."""
+    large = [parameter.grad for parameter in parameters if parameter.grad is not None and _is_large(parameter.grad)]
+    if not large:
+        was: Tensor = nn.utils.clip_grad_norm_(parameters, largest_norm)
+        return was
+    # Triton is needed here alone.
+    from vlhmm.ops.clipping import launch
+
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    if math.isinf(largest_norm):
+        return norm
+    # As the library has it.
+    factor = (largest_norm / (norm + 1e-6)).clamp(max=1.0)
+    small = [gradient for gradient in gradients if not _is_large(gradient)]
+    if small:
+        torch._foreach_mul_(small, factor)
+    for gradient in large:
+        launch.scale(gradient, factor)
+    return norm
+
+
+def _is_large(gradient: Tensor) -> bool:
+    return (
+        gradient.is_cuda
+        and gradient.dtype == torch.float32
+        and gradient.numel() >= LARGE
+        and gradient.is_contiguous()
+        and find_spec("triton") is not None
+    )
