@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.table import Table
 from bench.floor import Rates
 from bench.measure import Result
 from bench.workloads import TITLES
+from vlhmm.experiments.provenance import commit_of_source
 
 PACKAGES = ("vlhmm", "torch", "triton", "numpy", "jax", "jaxlib", "dynamax", "hmmlearn", "pomegranate", "pyjuice")
 
@@ -92,7 +92,7 @@ def about(device: torch.device, command: str, seconds: float, rates: Rates) -> d
     """Where and how it was measured."""
     return {
         "command": command,
-        "commit": _commit(),
+        "commit": commit_of_source(),
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
@@ -144,21 +144,6 @@ def _number(value: float | None) -> str:
 
 def _ratio(value: float | None, unit: float | None) -> float | None:
     return None if value is None or not unit else value / unit
-
-
-def _commit() -> str | None:
-    """The commit that was measured, marked where files differ from it."""
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
 
 
 def _processor() -> str:
