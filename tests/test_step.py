@@ -55,6 +55,21 @@ def test_each_stage_keeps_its_number_of_states(corpus: vlhmm.Corpus) -> None:
     assert kept == [2, 4, None]
 
 
+@pytest.mark.parametrize("small", [0, 40, 1 << 18])
+def test_the_average_moves_towards_every_parameter_by_its_weight(
+    corpus: vlhmm.Corpus, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the tensors that are averaged together."""
+    monkeypatch.setattr("vlhmm.step.SMALL", small)
+    step = Step(tiny_model(corpus), QUICK)
+    for number, window in enumerate(torch.randint(corpus.tokenizer.vocab_size, (3, 4, 16))):
+        before = [average.clone() for average in step.averaged.parameters()]
+        step(window, 0.01, fresh=number == 0)
+        kept = min(QUICK.ema, (2 + number) / (11 + number))
+        for average, last, parameter in zip(step.averaged.parameters(), before, step.model.parameters(), strict=True):
+            torch.testing.assert_close(average, kept * last + (1 - kept) * parameter, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("settings", "half_epochs"), [(ANNEALED, 2), (ANNEALED, 3), (COLUMNS, 3)])
 def test_a_resumed_run_ends_with_the_same_bits(
     corpus: vlhmm.Corpus, tmp_path: Path, settings: TrainSettings, half_epochs: int

@@ -29,6 +29,9 @@ from vlhmm.train_settings import TrainSettings
 EAGER_STEPS = 3
 """Steps made before a graph is captured: they compile kernels and make the optimizer's state."""
 
+SMALL = 1 << 18
+"""Numbers of a tensor: with fewer a launch of its own costs more than moving them twice."""
+
 
 class Step:
     """The model with everything that changes at every step."""
@@ -196,9 +199,10 @@ class Step:
         # A gradient that is not added to another needs neither zeros before nor a sum after.
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        unused = [parameter for parameter in self.parameters if parameter.grad is None]
+        sizes = [parameter.numel() for parameter in unused]
+        for parameter, zeros in zip(unused, self._zeros(sum(sizes)).split(sizes), strict=True):
+            parameter.grad = zeros.view_as(parameter)
         self.loss.copy_(loss.detach())
         self.token_log_probs.copy_(token_log_probs.detach())
 
@@ -208,9 +212,22 @@ class Step:
         self.gradient_norm.copy_(norm)
         self.optimizer.step()
         if self.settings.ema:
-            with torch.no_grad():
-                for average, parameter in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
-                    average.lerp_(parameter, self._average_weight)
+            self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        pairs = list(zip(self.averaged.parameters(), self.model.parameters(), strict=True))
+        for average, parameter in pairs:
+            if parameter.numel() >= SMALL:
+                average.lerp_(parameter, self._average_weight)
+        small = [pair for pair in pairs if pair[0].numel() < SMALL]
+        if small:
+            # All of them in three launches.
+            averages: list[Tensor] = [average for average, _ in small]
+            current: list[Tensor] = [parameter for _, parameter in small]
+            moves = torch._foreach_sub(current, averages)
+            torch._foreach_mul_(moves, self._average_weight)
+            torch._foreach_add_(averages, moves)
 
     def state(self) -> dict[str, Tensor]:
         """All of it as named tensors."""

@@ -14,7 +14,7 @@ from vlhmm.experiments.measure import CURVE_POINTS, running_train, seconds_per_e
 from vlhmm.experiments.results import ResultError, read_result
 from vlhmm.experiments.row_events import RowStopped
 from vlhmm.experiments.rows import RowDone, run_row
-from vlhmm.experiments.side_by_side import train_side_by_side
+from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
 from vlhmm.experiments.texts import training_text
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import read_log
@@ -203,7 +203,8 @@ def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus,
         folder.mkdir()
     table = small_table(together)
     runs = [row_run(table, row.name, corpus) for row in table.rows]
-    seen = {run.row.name for run, _ in train_side_by_side(runs, corpus, torch.device("cpu"), 2)}
+    events = list(train_side_by_side(runs, corpus, torch.device("cpu"), 2))
+    seen = {run.row.name for run, event in events if isinstance(event, TrainingEnded) and event.to_its_end}
     assert seen == {run.row.name for run in runs}
     for name in seen:
         events_of(row_run(small_table(apart), name, corpus), corpus)
@@ -217,6 +218,16 @@ def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus,
         assert beside is not None
         assert beside[1].measured["valid"] == alone[1].measured["valid"]
         assert beside[1].curve == alone[1].curve
+
+
+def test_a_row_out_of_time_is_not_trained_to_its_end(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    table = small_table(tmp_path)
+    runs = [row_run(table, row.name, corpus) for row in table.rows]
+    # The first rows begin at once and stop at their first step; whatever has not begun by then never does.
+    events = list(train_side_by_side(runs, corpus, torch.device("cpu"), 2, max_seconds=1e-3))
+    ended = [event for _, event in events if isinstance(event, TrainingEnded)]
+    assert len(ended) == len(runs)
+    assert not any(event.to_its_end for event in ended)
 
 
 def test_an_error_beside_others_is_raised(corpus: vlhmm.Corpus, tmp_path: Path) -> None:

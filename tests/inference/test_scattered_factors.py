@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from vlhmm.inference.blocked import blocked_factors
 from vlhmm.inference.gather import Batch, Boundary, window_factors
@@ -9,7 +10,7 @@ from vlhmm.inference.score import score
 from vlhmm.models import Model, ModelSettings, build
 from vlhmm.ops.blocked_recursion import blocked_recursion
 from vlhmm.ops.recursion import recursion
-from vlhmm.tables import Belief, blocked_support, uniform_support
+from vlhmm.tables import Belief, blocked_support, mapped, uniform_support
 
 
 def uniform_model(reset_token: int | None) -> Model:
@@ -67,3 +68,30 @@ def test_a_table_that_a_belief_enters_equals_distinct_tiles(reset_token: int | N
         results.append((log_probs, log_last.exp(), *(parameter.grad for parameter in model.parameters())))
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("transition", ["softmax", "block-factored", "table"])
+def test_rows_of_a_boundary_come_back_to_those_they_were_split_from(transition: str) -> None:
+    """The tables' rows and the boundary's are made as one tensor, so the recursion can read that, and nothing is copied."""
+    generator = torch.Generator().manual_seed(5)
+    settings = ModelSettings(
+        states_per_block=4,
+        dim=6,
+        transition=transition,  # type: ignore[arg-type]
+        parameterization="scalar" if transition == "table" else "neural",
+        init_scale=1.0,
+    )
+    model = build(settings, blocked_support(torch.arange(9) % 3, 3, 4), None, generator).double()
+    draws = [model.kept_after_dropout(0.5, generator) for _ in range(2)]
+    assert draws[0] is not None
+    belief = Belief(torch.tensor([1, 5]), torch.full((2, 2), 0.5, dtype=torch.float64).log())
+    tables, entering = model(type(draws[0])(draws[0].states[model.group_of_word[belief.token]]), draws[1])
+    assert entering is not None
+    batch = Batch(torch.randint(9, (2, 3), generator=generator), torch.tensor([3, 3]))
+    joined = blocked_factors(tables, batch, belief, Boundary(entering)).transition
+    apart = blocked_factors(tables, batch, belief, Boundary(mapped(entering, Tensor.clone))).transition
+    name = "log_prob" if transition == "table" else "out"
+    one, rows, copied = (getattr(made, name) for made in (joined, tables.transition, apart))
+    assert one.data_ptr() == rows.data_ptr() != copied.data_ptr()
+    assert one.shape == (10, *rows.shape[1:])
+    assert torch.equal(one, copied)

@@ -1,4 +1,4 @@
-"""The residual network by kernels against its specification in float64: in Triton's interpreter, and on a GPU with -m gpu."""
+"""The residual networks by kernels against its specification in float64: in Triton's interpreter, and on a GPU with -m gpu."""
 
 import os
 
@@ -11,7 +11,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from vlhmm.ops.residual_network import launch, reference, residual_network
+from vlhmm.ops.residual_network import Parameters, launch, reference, residual_networks
+from vlhmm.precision import Precision
 
 DEVICES = [
     pytest.param(
@@ -44,6 +45,19 @@ def random_inputs(rows: int, width: int, device: str, seed: int = 0) -> list[Ten
     return [value.to(device).requires_grad_() for value in inputs]
 
 
+def parameters(inputs: list[Tensor]) -> Parameters:
+    _, first, first_bias, second, second_bias, norm_weight, norm_bias = inputs
+    return first, first_bias, second, second_bias, norm_weight, norm_bias
+
+
+def by_kernels(inputs: list[Tensor], operand_type: torch.dtype) -> Tensor:
+    """The output of one network."""
+    (output,) = launch.residual_networks_by_kernels(
+        inputs[0], [parameters(inputs)], [inputs[0].shape[0]], eps=EPS, operand_type=operand_type
+    )
+    return output
+
+
 def gradients(output: Tensor, inputs: list[Tensor], weight: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad((output * weight.to(output.dtype)).sum(), inputs))
 
@@ -74,7 +88,7 @@ def test_output_and_every_gradient_are_near_the_specification(
     inputs = random_inputs(rows, width, device)
     precise = [value.detach().double().requires_grad_() for value in inputs]
     weight = torch.randn(rows, width, generator=torch.Generator().manual_seed(1)).to(device)
-    found = launch.residual_network_by_kernels(*inputs, eps=EPS, operand_type=operand_type)
+    found = by_kernels(inputs, operand_type)
     expected = specification_with_rounding(precise, operand_type)
     exact = device == "cpu" or operand_type == torch.float32
     assert found.dtype == torch.float32
@@ -103,7 +117,7 @@ def test_between_the_products_nothing_is_rounded(device: str) -> None:
         inputs[3].copy_(torch.eye(width).flip(0))
     precise = [value.detach().double().requires_grad_() for value in inputs]
     found, expected = (
-        launch.residual_network_by_kernels(*inputs, eps=EPS, operand_type=torch.bfloat16),
+        by_kernels(inputs, torch.bfloat16),
         reference.residual_network(*precise, eps=EPS),
     )
     torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
@@ -113,11 +127,57 @@ def test_between_the_products_nothing_is_rounded(device: str) -> None:
         torch.testing.assert_close(one.double(), other, rtol=2e-5, atol=2e-5, msg=name)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operand_type", [torch.bfloat16, torch.float32])
+def test_networks_that_share_an_embedding_equal_each_alone(device: str, operand_type: torch.dtype) -> None:
+    """The gradient of the embedding is the sum of theirs, each over the rows that it read."""
+    num_rows, width = [50, 41, 50, 1], 24
+    embedding = random_inputs(50, width, device)[0]
+    networks = [parameters(random_inputs(1, width, device, seed)) for seed in range(4)]
+    weights = [
+        torch.randn(count, width, generator=torch.Generator().manual_seed(count)).to(device) for count in num_rows
+    ]
+    together = launch.residual_networks_by_kernels(embedding, networks, num_rows, eps=EPS, operand_type=operand_type)
+    leaves = [embedding, *(value for network in networks for value in network)]
+    found = torch.autograd.grad(together, leaves, weights)
+    # On a GPU a wider product is summed in another order, and the nearest number of bf16 is then now and then another.
+    least = 1e-5 if device == "cpu" or operand_type == torch.float32 else 1e-2
+    summed = torch.zeros_like(found[0])
+    for index, (network, count) in enumerate(zip(networks, num_rows, strict=True)):
+        inputs = [embedding[:count].detach().requires_grad_(), *network]
+        alone = by_kernels(inputs, operand_type)
+        assert error(together[index], alone.double()) < least
+        d_embedding, *d_network = gradients(alone, inputs, weights[index])
+        summed[:count] += d_embedding
+        own = found[1 + 6 * index : 7 + 6 * index]
+        for name, ours, theirs in zip(NAMES[1:], own, d_network, strict=True):
+            assert error(ours, theirs.double()) < least, name
+    assert error(found[0], summed.double()) < least
+
+
+def test_sums_over_more_rows_than_programs_miss_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that take several pieces each, the last ones none at all."""
+    if torch.cuda.is_available():
+        pytest.skip("a process has kernels compiled or interpreted, not both")
+    monkeypatch.setattr(launch, "SUM_PROGRAMS", 3)
+    inputs = random_inputs(700, 16, "cpu")
+    precise = [value.detach().double().requires_grad_() for value in inputs]
+    weight = torch.randn(700, 16, generator=torch.Generator().manual_seed(1))
+    ours = gradients(by_kernels(inputs, torch.float32), inputs, weight)
+    theirs = gradients(reference.residual_network(*precise, eps=EPS), precise, weight)
+    for name, one, other in zip(NAMES, ours, theirs, strict=True):
+        assert error(one, other) < 1e-5, name
+
+
 def test_other_precisions_and_other_devices_follow_the_specification() -> None:
     inputs = random_inputs(7, 6, "cpu")
+    network = parameters(inputs)
     expected = reference.residual_network(*inputs, eps=EPS)
-    for precision in ("bf16", "tf32", "highest"):
-        assert torch.equal(residual_network(*inputs, eps=EPS, precision=precision), expected)
+    every: tuple[Precision, ...] = ("bf16", "tf32", "highest")
+    for precision in every:
+        whole, part = residual_networks(inputs[0], [network, network], [7, 3], eps=EPS, precision=precision)
+        assert torch.equal(whole, expected)
+        torch.testing.assert_close(part, expected[:3])
 
 
 @pytest.mark.gpu
@@ -125,7 +185,7 @@ def test_other_precisions_and_other_devices_follow_the_specification() -> None:
 def test_higher_precisions_stay_float32_on_a_gpu(precision: str) -> None:
     inputs = random_inputs(700, 256, "cuda")
     precise = [value.detach().double() for value in inputs]
-    found = residual_network(*inputs, eps=EPS, precision=precision)  # type: ignore[arg-type]
+    (found,) = residual_networks(inputs[0], [parameters(inputs)], [700], eps=EPS, precision=precision)  # type: ignore[arg-type]
     assert error(found.detach(), reference.residual_network(*precise, eps=EPS)) < 1e-6
 
 
@@ -134,5 +194,5 @@ def test_tables_made_once_are_float32_on_a_gpu() -> None:
     inputs = random_inputs(700, 256, "cuda")
     precise = [value.detach().double() for value in inputs]
     with torch.no_grad():
-        found = residual_network(*inputs, eps=EPS, precision="bf16")
+        (found,) = residual_networks(inputs[0], [parameters(inputs)], [700], eps=EPS, precision="bf16")
     assert error(found, reference.residual_network(*precise, eps=EPS)) < 1e-6

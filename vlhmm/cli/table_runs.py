@@ -46,14 +46,16 @@ class RowRunner:
     def _run(self, waiting: list[RowRun], corpus: Corpus, force: bool) -> int | None:
         from vlhmm.experiments.rows import RowDone, run_row
 
+        trained: list[RowRun] = []
         if self.jobs > 1:
             if force:
                 for one in waiting:
                     one.discard()
             force = False
-            waiting = self._side_by_side(waiting, corpus)
-        for one in waiting:
-            left = self._seconds_left()
+            trained, waiting = self._side_by_side(waiting, corpus)
+        for one in [*trained, *waiting]:
+            # What has been trained is measured, whatever the time.
+            left = None if one in trained else self._seconds_left()
             if left is not None and left <= 0:
                 message(f"out of time before {one.label!r}; the same command goes on")
                 return 0
@@ -63,16 +65,17 @@ class RowRunner:
             self.done.append(last)
         return None
 
-    def _side_by_side(self, waiting: list[RowRun], corpus: Corpus) -> list[RowRun]:
-        """Trains rows together, one bar for all; those that have no result yet are left."""
+    def _side_by_side(self, waiting: list[RowRun], corpus: Corpus) -> tuple[list[RowRun], list[RowRun]]:
+        """Trains rows together, one bar for all; what has no result yet is left: the rows trained to their end, and the others."""
         from vlhmm.experiments.row_events import Working
         from vlhmm.experiments.rows import RowDone
-        from vlhmm.experiments.side_by_side import train_side_by_side
+        from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
         from vlhmm.train import CheckEvent, StepEvent
 
         progress: dict[Path, tuple[int, int]] = {}
         best: dict[Path, tuple[str, float]] = {}
         left, working = {one.folder: one for one in waiting}, ""
+        trained: list[RowRun] = []
         with progress_bar(f"{len(waiting)} rows, {self.jobs} at a time", None) as shown:
             for run, event in train_side_by_side(waiting, corpus, self.device, self.jobs, self._seconds_left()):
                 match event:
@@ -87,12 +90,14 @@ class RowRunner:
                         self.done.append(event)
                         del left[run.folder]
                         best.pop(run.folder, None)
+                    case TrainingEnded() if event.to_its_end and run.folder in left:
+                        trained.append(left.pop(run.folder))
                 note = ", ".join(f"{name} {value:,.1f}" for name, value in best.values()) or working
                 steps, num_steps = (
                     (sum(of_each) for of_each in zip(*progress.values(), strict=True)) if progress else (0, 0)
                 )
                 shown.update(steps, num_steps or None, note)
-        return list(left.values())
+        return trained, list(left.values())
 
     def _seconds_left(self) -> float | None:
         return None if self.max_seconds is None else max(0.0, self.max_seconds - (time.monotonic() - self._begun))

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import torch
 
 from vlhmm.data import Corpus
+from vlhmm.experiments.row_events import RowStopped
 from vlhmm.experiments.row_training import train_row
 from vlhmm.experiments.rows import RowEvent, RowRun, run_row
 from vlhmm.train import LOG_STEPS, DivergedError, StepEvent
@@ -24,8 +25,10 @@ from vlhmm.train import LOG_STEPS, DivergedError, StepEvent
 
 @dataclass(frozen=True)
 class TrainingEnded:
-    """Of one row: to its end, or as far as it could go."""
+    """Of one row."""
 
+    to_its_end: bool
+    """All of it is made: only measuring is left."""
     error: Exception | None
 
 
@@ -45,6 +48,7 @@ def train_side_by_side(
 
     def train(run: RowRun) -> None:
         error: Exception | None = None
+        to_its_end = False
         stream = streams.get()
         try:
             if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
@@ -60,9 +64,10 @@ def train_side_by_side(
                 for event in training:
                     if stopping.is_set():
                         training.close()
-                        break
+                        return
                     if not isinstance(event, StepEvent) or event.step % LOG_STEPS == 0:
                         events.put((run, event))
+                    to_its_end = not isinstance(event, RowStopped)
         except DivergedError:
             # `run_row` meets it again and writes it down.
             pass
@@ -70,7 +75,7 @@ def train_side_by_side(
             error = caught
         finally:
             streams.put(stream)
-            events.put((run, TrainingEnded(error)))
+            events.put((run, TrainingEnded(to_its_end and error is None, error)))
 
     with ThreadPoolExecutor(jobs) as pool:
         for run in runs:

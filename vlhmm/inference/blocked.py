@@ -47,14 +47,15 @@ def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundar
     """The factors of a window, the rows of a boundary behind those of the tables."""
     starts = window_starts(tables, batch, belief)
     transition = tables.transition
-    source = torch.zeros_like(starts.group)
-    source[:, 1:] = starts.group[:, :-1]
-    if belief is not None and boundary is None:
-        source[:, 0] = tables.support.group_of_word[belief.token]
-    elif belief is not None and boundary is not None:
-        sequences = torch.arange(batch.tokens.shape[0], device=tables.device)
-        source[:, 0] = tables.support.num_groups + sequences
+    if belief is None:
+        first = torch.zeros_like(starts.group[:, 0])
+    elif boundary is None:
+        first = tables.support.group_of_word[belief.token]
+    else:
+        num_groups, size = tables.support.num_groups, batch.tokens.shape[0]
+        first = torch.arange(num_groups, num_groups + size, device=tables.device)
         transition = _with_rows(transition, boundary)
+    source = torch.cat([first[:, None], starts.group[:, :-1]], dim=1)
     return BlockedFactors(
         starts.log_previous,
         starts.log_inits,
@@ -72,17 +73,22 @@ def _with_rows(transition: Transition, boundary: Boundary) -> Transition:
     entering = boundary.transition
     if isinstance(transition, TableTransition):
         assert isinstance(entering, TableTransition)
-        return TableTransition(torch.cat([transition.log_prob, entering.log_prob]))
+        return TableTransition(_joined(transition.log_prob, entering.log_prob))
     if isinstance(transition, SoftmaxTransition):
         assert isinstance(entering, SoftmaxTransition)
-        return SoftmaxTransition(
-            torch.cat([transition.out, entering.out]),
-            transition.into,
-            torch.cat([transition.log_normalizer, entering.log_normalizer]),
-        )
+        log_normalizer = _joined(transition.log_normalizer, entering.log_normalizer)
+        return SoftmaxTransition(_joined(transition.out, entering.out), transition.into, log_normalizer)
     assert isinstance(entering, BlockFactoredTransition)
-    return BlockFactoredTransition(
-        torch.cat([transition.log_block, entering.log_block]),
-        torch.cat([transition.out, entering.out]),
-        transition.into,
-    )
+    log_block = _joined(transition.log_block, entering.log_block)
+    return BlockFactoredTransition(log_block, _joined(transition.out, entering.out), transition.into)
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """The rows of both: where they were split from one tensor, that one, neither copied nor split on the way back."""
+    whole, num_rows = first._base, first.shape[0] + second.shape[0]
+    if whole is not None and whole is second._base and whole.shape == (num_rows, *first.shape[1:]):
+        begins = whole.storage_offset()
+        in_order = first.storage_offset() == begins and second.storage_offset() == begins + first.numel()
+        if in_order and whole.is_contiguous():
+            return whole
+    return torch.cat([first, second])

@@ -74,17 +74,20 @@ def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts
         group, log_inits = torch.zeros_like(batch.tokens), tables.log_start[None]
     else:
         group = support.group_of_word[batch.tokens]
-        log_inits = support.rows(tables.log_start, torch.arange(support.num_groups, device=group.device))
-    init_of = torch.full_like(group, -1)
-    if tables.reset_token is not None:
-        after_reset = batch.tokens[:, :-1] == tables.reset_token
-        init_of[:, 1:] = torch.where(after_reset, group[:, 1:], -1)
+        if support.partition:
+            log_inits = tables.log_start.view(support.num_groups, -1)
+        else:
+            log_inits = support.rows(tables.log_start, torch.arange(support.num_groups, device=group.device))
+    if tables.reset_token is None:
+        init_of = torch.full_like(group, -1)
+    else:
+        first = batch.tokens[:, :1] if belief is None else belief.token[:, None]
+        previous = torch.cat([first, batch.tokens[:, :-1]], dim=1)
+        init_of = group.masked_fill(previous != tables.reset_token, -1)
     if belief is None:
         init_of[:, 0] = group[:, 0]
         log_previous = tables.log_emission.new_zeros(group.shape[0], support.states_per_word)
         return Starts(group, log_previous, log_inits, init_of)
-    if tables.reset_token is not None:
-        init_of[:, 0] = torch.where(belief.token == tables.reset_token, group[:, 0], -1)
     return Starts(group, belief.log_probs, log_inits, init_of)
 
 

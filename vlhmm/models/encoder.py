@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from vlhmm.models.settings import ModelSettings, Role
-from vlhmm.ops.residual_network import residual_network
+from vlhmm.ops.residual_network import Parameters, residual_networks
 from vlhmm.precision import Precision
 
 
@@ -41,13 +41,14 @@ class ResidualMLP(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
-        return residual_network(
-            embedding,
-            *(self.first.weight, self.first.bias, self.second.weight, self.second.bias),
-            *(self.norm.weight, self.norm.bias),
-            eps=self.norm.eps,
-            precision=self.precision,
+        (features,) = residual_networks(
+            embedding, [self.tensors()], [embedding.shape[0]], eps=self.norm.eps, precision=self.precision
         )
+        return features
+
+    def tensors(self) -> Parameters:
+        first, second, norm = self.first, self.second, self.norm
+        return first.weight, first.bias, second.weight, second.bias, norm.weight, norm.bias
 
 
 class StateEncoder(nn.Module):
@@ -85,19 +86,22 @@ class StateEncoder(nn.Module):
         num_states = self.embedding.num_embeddings if states is None else states.shape[0]
         leaving = states if leaving is None else leaving
         embedded = self._embedded(self.embedding, leaving)
-        shared = embedded if embedded.shape[0] == num_states else embedded[:num_states]
-        out = embedded if self.out_embedding is None else self._embedded(self.out_embedding, leaving)
-        emit = shared if self.emit_embedding is None else self._embedded(self.emit_embedding, states)
-        left: Tensor = self.out_network(out)
-        begins: Tensor | None = None
-        if start:
-            begins = left[:num_states] if self.start == "left" else self.start_network(shared)
-        return StateFeatures(
-            start=begins,
-            out=left,
-            into=self.into_network(shared),
-            emit=self.emit_network(emit),
-        )
+        num_left = embedded.shape[0]
+        together: Readers = {"into": (self.into_network, num_states)}
+        if start and self.start != "left":
+            together["start"] = self.start_network, num_states
+        if self.out_embedding is None:
+            together["out"] = self.out_network, num_left
+        if self.emit_embedding is None:
+            together["emit"] = self.emit_network, num_states
+        features = _encoded(embedded, together)
+        if self.out_embedding is not None:
+            features["out"] = self.out_network(self._embedded(self.out_embedding, leaving))
+        if self.emit_embedding is not None:
+            features["emit"] = self.emit_network(self._embedded(self.emit_embedding, states))
+        if start and self.start == "left":
+            features["start"] = features["out"][:num_states]
+        return StateFeatures(features.get("start"), features["out"], features["into"], features["emit"])
 
     def out(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
         """`features(states).out` alone."""
@@ -152,6 +156,30 @@ def rows(per_state: Shaped[Tensor, "Z ..."], states: Int[Tensor, " n"] | None) -
     """per_state[states]; None: all of it."""
     # Unlike indexing, `index_select` has a gradient that sorts nothing.
     return per_state if states is None else per_state.index_select(0, states)
+
+
+Readers = dict[str, tuple[nn.Module, int]]
+"""By role: the network, and how many rows of the embedding it reads."""
+
+
+def _encoded(embedding: Float[Tensor, "m H"], readers: Readers) -> dict[str, Tensor]:
+    """What each reader makes of its rows; residual networks share the products that they can."""
+    features = dict[str, Tensor]()
+    alike = {role: (network, count) for role, (network, count) in readers.items() if isinstance(network, ResidualMLP)}
+    if alike:
+        networks = [network for network, _ in alike.values()]
+        made = residual_networks(
+            embedding,
+            [network.tensors() for network in networks],
+            [count for _, count in alike.values()],
+            eps=networks[0].norm.eps,
+            precision=networks[0].precision,
+        )
+        features |= zip(alike, made, strict=True)
+    # Each cut once: a slice's gradient is as large as the whole.
+    others = {role: reader for role, reader in readers.items() if role not in alike}
+    parts = {count: embedding if count == embedding.shape[0] else embedding[:count] for _, count in others.values()}
+    return features | {role: network(parts[count]) for role, (network, count) in others.items()}
 
 
 def _networks(depth: int, settings: ModelSettings) -> nn.Module:

@@ -63,7 +63,7 @@ class SoftmaxHead(nn.Module):
         self.precision = precision
 
     def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
-        out = out * self.out_scale
+        out = _scaled(out, self.out_scale)
         precision = self.precision if torch.is_grad_enabled() else "highest"
         log_normalizer = row_logsumexp(out, into, live, precision=precision)
         if live is not None:
@@ -81,13 +81,13 @@ class BlockFactoredHead(nn.Module):
 
     def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         if live is None:
-            return BlockFactoredTransition(self.block(out).log_softmax(dim=1), out * self.out_scale, into)
+            return BlockFactoredTransition(self.block(out).log_softmax(dim=1), _scaled(out, self.out_scale), into)
         by_block = live.view(self.block.out_features, -1)
         live_blocks = by_block.any(dim=1, keepdim=True)
         log_block = _mask(self.block(out), live_blocks[:, 0]).log_softmax(dim=1)
         # A block that is dead as a whole is never entered; a softmax over none of its states would be NaN.
         within = (by_block | ~live_blocks).flatten()
-        return BlockFactoredTransition(log_block, *_behind_barrier(out * self.out_scale, into, within))
+        return BlockFactoredTransition(log_block, *_behind_barrier(_scaled(out, self.out_scale), into, within))
 
 
 class TableHead(nn.Module):
@@ -153,6 +153,11 @@ class UnmaskedEmission(nn.Module):
 StartHead = FactoredStart | ScalarStart
 TransitionHead = SoftmaxHead | BlockFactoredHead | TableHead
 EmissionHead = FactoredEmission | ScalarEmission | UnmaskedEmission
+
+
+def _scaled(out: Features, scale: float) -> Features:
+    # All of it would be moved twice, and once more on the way back.
+    return out if scale == 1 else out * scale
 
 
 def _mask(logits: Float[Tensor, "... n"], live: Bool[Tensor, " n"] | None) -> Float[Tensor, "... n"]:

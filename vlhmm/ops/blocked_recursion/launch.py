@@ -248,8 +248,8 @@ def backward(
     if isinstance(transition, TableTransition):
         from_table = _table_gradient(factors, transition.log_prob, run, ratio, cut)
         return Gradient(d_log_previous, d_log_inits, from_table, None, None, posterior)
-    # Two short sorts of B T group numbers, in one launch; no large tensor is moved.
-    groups = torch.stack([factors.source_group.flatten(), factors.target_group.flatten()])
+    # Two short sorts of B T group numbers, in one launch, of as few bits as they have; no large tensor is moved.
+    groups = torch.stack([factors.source_group.flatten(), factors.target_group.flatten()]).int()
     own, order = groups.sort(dim=1, stable=True)
     other = groups.flip(0).gather(1, order)
     by_source, by_target = (

@@ -1,7 +1,8 @@
-"""The residual network that makes features of state embeddings."""
+"""The residual networks that make features of state embeddings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -11,37 +12,40 @@ from torch import Tensor
 from vlhmm.ops.residual_network import reference
 from vlhmm.precision import Precision
 
-__all__ = ["residual_network"]
+__all__ = ["Parameters", "residual_networks"]
+
+Parameters = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Of one network: W_1 (H, H), b_1 (H), W_2 (H, H), b_2 (H), then weight and bias (H) of its LayerNorm."""
 
 # A row is held whole by one program.
 WIDEST_KERNEL = 1024
 
 
-def residual_network(
+def residual_networks(
     embedding: Float[Tensor, "n H"],
-    first_weight: Float[Tensor, "H H"],
-    first_bias: Float[Tensor, " H"],
-    second_weight: Float[Tensor, "H H"],
-    second_bias: Float[Tensor, " H"],
-    norm_weight: Float[Tensor, " H"],
-    norm_bias: Float[Tensor, " H"],
+    networks: Sequence[Parameters],
+    num_rows: Sequence[int],
     *,
     eps: float,
     precision: Precision = "bf16",
-) -> Float[Tensor, "n H"]:
-    """LayerNorm(ReLU(D W_2 + b_2) + D), where D = ReLU(E W_1 + b_1).
+) -> list[Float[Tensor, "_ H"]]:
+    """LayerNorm(ReLU(D W_2 + b_2) + D), where D = ReLU(E W_1 + b_1), by each network, E being the first so many rows.
 
     In training on a GPU the products read and write bf16 if that is the precision, with float32 sums. Elsewhere all is made
     in the tensors' own type: tables that are made once, to be kept, are worth it.
     """
-    parameters = (first_weight, first_bias, second_weight, second_bias, norm_weight, norm_bias)
     if precision != "highest" and _kernels_take(embedding):
         # Triton is needed here alone.
-        from vlhmm.ops.residual_network.launch import residual_network_by_kernels
+        from vlhmm.ops.residual_network.launch import residual_networks_by_kernels
 
         operand_type = torch.bfloat16 if precision == "bf16" else torch.float32
-        return residual_network_by_kernels(embedding, *parameters, eps=eps, operand_type=operand_type)
-    return reference.residual_network(embedding, *parameters, eps=eps)
+        return residual_networks_by_kernels(embedding, networks, num_rows, eps=eps, operand_type=operand_type)
+    # Each cut once: a slice's gradient is as large as the whole.
+    parts = {count: embedding if count == embedding.shape[0] else embedding[:count] for count in num_rows}
+    return [
+        reference.residual_network(parts[count], *network, eps=eps)
+        for network, count in zip(networks, num_rows, strict=True)
+    ]
 
 
 def _kernels_take(embedding: Tensor) -> bool:

@@ -1,7 +1,9 @@
-"""Triton kernels of the residual network: what lies between its two products and its output, and the way back.
+"""Triton kernels of the residual networks: what lies between the products and the output, and the way back.
 
 With D the hidden features and S = ReLU(A) + D, where A = D W_2 + b_2, the output is LayerNorm(S): one kernel reads A and D
 and writes it, one reads A, D and the gradient and writes those of A and S. Plain operations move the same numbers five times.
+
+Kernels on the way back leave sums over their rows, which gradients of biases are, one row of sums for each program.
 """
 
 from typing import no_type_check
@@ -12,26 +14,37 @@ import triton.language as tl
 
 @triton.jit
 @no_type_check
-def standardised(second, hidden, at, inside, width, eps):
-    """(S - its mean) / its standard deviation, with 1 / the deviation, and A."""
-    raw = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-    summed = tl.maximum(raw, 0.0) + tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
+def standardised(raw, hidden, inside, width, eps):
+    """(S - its mean) / its standard deviation, and 1 / the deviation."""
+    summed = tl.maximum(raw, 0.0) + hidden
     mean = tl.sum(summed, axis=1) / width
     centred = tl.where(inside, summed - mean[:, None], 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / width + eps)
-    return centred * inverse[:, None], inverse, raw
+    return centred * inverse[:, None], inverse
 
 
 @triton.jit
 @no_type_check
 def forward(
-    second, hidden, norm_weight, norm_bias, output, num_rows, width, eps, WIDTH_PAD: tl.constexpr, ROWS: tl.constexpr
+    second,
+    hidden,
+    norm_weight,
+    norm_bias,
+    output,
+    num_rows,
+    width,
+    hidden_stride,
+    eps,
+    WIDTH_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH_PAD)
     inside = (row < num_rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
-    normed, _, _ = standardised(second, hidden, at, inside, width, eps)
+    raw = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(hidden + row[:, None] * hidden_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    normed, _ = standardised(raw, before, inside, width, eps)
     weight = tl.load(norm_weight + column, mask=column < width, other=0.0)
     bias = tl.load(norm_bias + column, mask=column < width, other=0.0)
     tl.store(output + at, normed * weight[None, :] + bias[None, :], mask=inside)
@@ -46,17 +59,18 @@ def backward(
     grad,
     d_second,
     d_summed,
-    d_norm_weight,
-    d_norm_bias,
-    d_second_bias,
+    sums,
     num_rows,
     width,
+    hidden_stride,
+    program_stride,
+    kind_stride,
     stretch,
     eps,
     WIDTH_PAD: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The gradients of A and S; those of the parameters summed over the rows of a program, one row of sums each.
+    """The gradients of A and S, and the sums that are those of the LayerNorm's weight and bias and of b_2.
 
     With y = (S - mean) / deviation and g = grad * weight: dS = (g - mean of g - y * mean of g y) / deviation.
     """
@@ -64,17 +78,21 @@ def backward(
     column = tl.arange(0, WIDTH_PAD)
     column_in = column < width
     weight = tl.load(norm_weight + column, mask=column_in, other=0.0)
-    sum_weight = tl.zeros((WIDTH_PAD,), dtype=tl.float32)
-    sum_bias = tl.zeros((WIDTH_PAD,), dtype=tl.float32)
-    sum_second = tl.zeros((WIDTH_PAD,), dtype=tl.float32)
+    # Summed over rows at the end only: that takes the warps together.
+    sum_weight = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
+    sum_bias = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
+    sum_second = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
     for step in range(stretch):
         row = (program * stretch + step) * ROWS + tl.arange(0, ROWS)
         inside = (row < num_rows)[:, None] & column_in[None, :]
         at = row[:, None] * width + column[None, :]
-        normed, inverse, raw = standardised(second, hidden, at, inside, width, eps)
-        g_output = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
-        sum_weight += tl.sum(g_output * normed, axis=0)
-        sum_bias += tl.sum(g_output, axis=0)
+        # All are asked for before any is waited for.
+        raw = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+        before = tl.load(hidden + row[:, None] * hidden_stride + column[None, :], mask=inside, other=0.0)
+        g_output = tl.load(grad + at, mask=inside, other=0.0)
+        normed, inverse = standardised(raw, before.to(tl.float32), inside, width, eps)
+        sum_weight += g_output * normed
+        sum_bias += g_output
         g = g_output * weight[None, :]
         mean_g = tl.sum(g, axis=1) / width
         mean_along = tl.sum(g * normed, axis=1) / width
@@ -82,8 +100,60 @@ def backward(
         tl.store(d_summed + at, d.to(d_summed.dtype.element_ty), mask=inside)
         through = tl.where(inside & (raw > 0.0), d, 0.0)
         tl.store(d_second + at, through.to(d_second.dtype.element_ty), mask=inside)
-        sum_second += tl.sum(through, axis=0)
-    own = program * width + column
-    tl.store(d_norm_weight + own, sum_weight, mask=column_in)
-    tl.store(d_norm_bias + own, sum_bias, mask=column_in)
-    tl.store(d_second_bias + own, sum_second, mask=column_in)
+        sum_second += through
+    own = sums + program * program_stride + column
+    tl.store(own, tl.sum(sum_weight, axis=0), mask=column_in)
+    tl.store(own + kind_stride, tl.sum(sum_bias, axis=0), mask=column_in)
+    tl.store(own + 2 * kind_stride, tl.sum(sum_second, axis=0), mask=column_in)
+
+
+@triton.jit
+@no_type_check
+def backward_of_relu(
+    hidden,
+    d_hidden,
+    d_first,
+    sums,
+    num_rows,
+    num_written,
+    width,
+    hidden_stride,
+    program_stride,
+    kind_stride,
+    stretch,
+    WIDTH_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The gradient of E W_1 + b_1 from that of D, and its sums, which are that of b_1; zeros behind the last row."""
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH_PAD)
+    column_in = column < width
+    sum_first = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
+    for step in range(stretch):
+        row = (program * stretch + step) * ROWS + tl.arange(0, ROWS)
+        inside = (row < num_rows)[:, None] & column_in[None, :]
+        at = row[:, None] * hidden_stride + column[None, :]
+        before = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(d_hidden + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        through = tl.where(before > 0.0, d, 0.0)
+        tl.store(
+            d_first + at,
+            through.to(d_first.dtype.element_ty),
+            mask=(row < num_written)[:, None] & column_in[None, :],
+        )
+        sum_first += through
+    own = sums + program * program_stride + 3 * kind_stride + column
+    tl.store(own, tl.sum(sum_first, axis=0), mask=column_in)
+
+
+@triton.jit
+@no_type_check
+def add_up(sums, total, num_programs, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums of all programs."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    so_far = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for first in range(0, num_programs, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < num_programs)[:, None] & (column < num_columns)[None, :]
+        so_far += tl.load(sums + row[:, None] * num_columns + column[None, :], mask=inside, other=0.0)
+    tl.store(total + column, tl.sum(so_far, axis=0), mask=column < num_columns)
