@@ -36,17 +36,10 @@ class Tiling:
 
 
 def tiling_for(states: int) -> Tiling:
-    """Eight parts of up to 512 states: with two hundred sequences nearly as many programs as an H200 has multiprocessors.
-
-    Of few states a step is so short that two programs share a multiprocessor: one counts while the other waits.
-    """
+    """Eight parts of up to 512 states: with two hundred sequences nearly as many programs as an H200 has multiprocessors."""
     width = min(128, max(16, power_of_2(states) // 32))
-    return Tiling(8, 8, width, 8, 4) if width == 16 else Tiling(16, 8, width, 256 // width, 16)
-
-
-def programs_at_once(tiling: Tiling, device: torch.device) -> int:
-    """A multiprocessor has registers for eight warps, however many each thread takes."""
-    return multiprocessors(device) * max(1, 8 // tiling.num_warps)
+    warps = 8 if width <= 32 else 16
+    return Tiling(rows=16, in_thread=8, width=width, split=16 * warps // width, num_warps=warps)
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,7 @@ def best_scores(
     programs = row_tiles * parts
     if persistent is None:
         # The interpreter runs programs one after the other: they cannot wait for one another.
-        persistent = device.type == "cuda" and programs <= programs_at_once(tiling, device)
+        persistent = device.type == "cuda" and programs <= multiprocessors(device)
     slots = length + 1 if keep_way else 2
     scores = torch.empty(slots, row_tiles, padded, tiling.rows, device=device)
     peaks = torch.empty(length + 1, size, parts, device=device)
