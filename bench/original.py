@@ -1,6 +1,6 @@
 """A training step by the method of Chiu & Rush in eager PyTorch: every table whole, log space, the gradient by autograd.
 
-In float32 it is the peer of the training step; in float64 it is the truth.
+In float32, on a GPU with tf32 products, it is the peer of the training step; in float64 it is the truth.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bench.ours import STEPS_CHECKED, StepInputs, first_steps
 from bench.workloads import Answer, Timed
 from vlhmm.models import Kept, Model
 from vlhmm.models.heads import BlockFactoredHead, FactoredEmission, SoftmaxHead
+from vlhmm.precision import float32_products
 
 NAME = "the original's method, eager"
 
@@ -117,16 +118,19 @@ def losses(inputs: StepInputs, kept: list[Kept], dtype: torch.dtype) -> Float[Te
 
 
 def timed_eager_step(inputs: StepInputs) -> Timed:
-    training = EagerTraining(inputs, torch.float32)
+    training, device = EagerTraining(inputs, torch.float32), inputs.model.group_of_word.device
     generator = torch.Generator().manual_seed(inputs.settings.seed)
     windows = cycle(inputs.windows)
 
     def step() -> float:
         kept = training.model.kept_after_dropout(inputs.settings.state_dropout, generator)
-        return training.step(next(windows), training.model.all_states() if kept is None else kept)
+        with float32_products("tf32", device):
+            return training.step(next(windows), training.model.all_states() if kept is None else kept)
 
     def answer(_: object) -> Answer:
-        return {"losses": losses(inputs, first_steps(inputs)[1], torch.float32)}
+        kept = first_steps(inputs)[1]
+        with float32_products("tf32", device):
+            return {"losses": losses(inputs, kept, torch.float32)}
 
     return Timed(step, answer)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.workloads import Answer, DenseInputs, NotOffered, Timed, Work
+from vlhmm.precision import float32_products
 
 
 class Engine(Protocol):
@@ -35,7 +36,11 @@ class Peer(Engine, Protocol):
 
 
 class PlainLoop:
-    """One matrix product a position in plain PyTorch, scaled; the gradient by autograd."""
+    """One matrix product a position in plain PyTorch, scaled; the gradient by autograd.
+
+    On a GPU with operands as short as ours: bf16 where nothing needs a gradient, which the product with a float32 result does
+    not have, else tf32.
+    """
 
     name = "plain GEMM loop"
     package = None
@@ -49,25 +54,29 @@ class PlainLoop:
         def log_prob(start: Tensor, transition: Tensor, emitted: Tensor) -> Tensor:
             message, log_probs = start.expand(tokens.shape[0], -1), []
             for t in range(tokens.shape[1]):
-                joint = (message @ transition if t else message) * emitted[:, t]
+                joint = (_moved(message, transition) if t else message) * emitted[:, t]
                 total = joint.sum(1, keepdim=True)
                 message = joint / total
                 log_probs.append(total.log())
             return torch.cat(log_probs, dim=1).sum(1)
 
+        short = transition.to(torch.bfloat16) if inputs.device.type == "cuda" else transition
+
         def likelihood() -> Tensor:
             with torch.no_grad():
-                return log_prob(start, transition, emission[tokens])
+                return log_prob(start, short, emission[tokens])
 
         def counts() -> tuple[Tensor, ...]:
             log_transition, log_emission = log_tables
-            total = log_prob(start, log_transition.exp(), log_emission[tokens].exp()).sum()
-            return torch.autograd.grad(total, log_tables)
+            with float32_products("tf32", inputs.device):
+                total = log_prob(start, log_transition.exp(), log_emission[tokens].exp()).sum()
+                return torch.autograd.grad(total, log_tables)
 
         def posterior() -> Tensor:
             log_emitted = emission[tokens].log().requires_grad_()
-            total = log_prob(start, transition, log_emitted.exp()).sum()
-            return torch.autograd.grad(total, log_emitted)[0]
+            with float32_products("tf32", inputs.device):
+                total = log_prob(start, transition, log_emitted.exp()).sum()
+                return torch.autograd.grad(total, log_emitted)[0]
 
         match work:
             case "W1":
@@ -80,7 +89,15 @@ class PlainLoop:
                 raise NotOffered("a matrix product takes no maximum")
 
 
+def _moved(message: Tensor, transition: Tensor) -> Tensor:
+    if transition.dtype == torch.bfloat16:
+        return torch.mm(message.to(torch.bfloat16), transition, out_dtype=torch.float32)
+    return message @ transition
+
+
 class Dynamax:
+    """On a GPU its products read tf32, as ours may."""
+
     name = "dynamax"
     package = "dynamax"
     devices = ("cpu", "cuda")
@@ -96,6 +113,7 @@ class Dynamax:
 
         if inputs.device.type == "cuda" and jax.default_backend() != "gpu":
             raise NotOffered("its JAX sees no GPU")
+        jax.config.update("jax_default_matmul_precision", "tensorfloat32" if inputs.device.type == "cuda" else None)
         start, transition, log_emission, tokens = (
             jnp.asarray(table.cpu().numpy())
             for table in (inputs.start, inputs.transition, inputs.emission.log(), inputs.tokens.int())
