@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 from vlhmm.data import Tokens
 from vlhmm.decoder.settings import DecoderSettings
 from vlhmm.models.decoder import DecoderLayer, DecoderShape, rotary
+from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.row_logsumexp import WIDEST_KERNEL, row_logsumexp
 
 SCORED_AT_ONCE = 1 << 13
@@ -38,7 +38,7 @@ class DecoderBody(nn.Module):
     def __init__(self, shape: DecoderShape, num_words: int) -> None:
         super().__init__()
         self.shape = shape
-        self.embed_tokens = skip_init(nn.Embedding, num_words, shape.dim)
+        self.embed_tokens = unfilled(nn.Embedding, num_words, shape.dim)
         self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(shape.layers)])
         self.norm = nn.RMSNorm(shape.dim, shape.norm_eps)
 
@@ -72,7 +72,7 @@ class Decoder(nn.Module):
             raise ValueError(f"begin_id is {begin_id}, but tokens go from 0 to {num_words - 1}")
         self.settings, self.num_words, self.begin_id, self.name = settings, num_words, begin_id, name
         self.model = DecoderBody(settings.shape, num_words)
-        self.lm_head = skip_init(nn.Linear, settings.dim, num_words, bias=False)
+        self.lm_head = unfilled(nn.Linear, settings.dim, num_words, bias=False)
         if settings.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
         self._initialise(generator or torch.Generator().manual_seed(0))

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
-from torch.nn.utils import skip_init
 
+from vlhmm.models.unfilled import unfilled
 from vlhmm.precision import Precision
 
 
@@ -73,10 +73,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim, self.causal = shape.head_dim, shape.causal
         key_dim = shape.head_dim * shape.key_heads
-        self.q_proj = skip_init(nn.Linear, shape.dim, shape.dim, bias=False)
-        self.k_proj = skip_init(nn.Linear, shape.dim, key_dim, bias=False)
-        self.v_proj = skip_init(nn.Linear, shape.dim, key_dim, bias=False)
-        self.o_proj = skip_init(nn.Linear, shape.dim, shape.dim, bias=False)
+        self.q_proj = unfilled(nn.Linear, shape.dim, shape.dim, bias=False)
+        self.k_proj = unfilled(nn.Linear, shape.dim, key_dim, bias=False)
+        self.v_proj = unfilled(nn.Linear, shape.dim, key_dim, bias=False)
+        self.o_proj = unfilled(nn.Linear, shape.dim, shape.dim, bias=False)
 
     def forward(self, hidden: Float[Tensor, "*B n H"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "*B n H"]:
         query, key = (rotated(self._heads(project(hidden)), rotation) for project in (self.q_proj, self.k_proj))
@@ -95,9 +95,9 @@ class Attention(nn.Module):
 class GatedNetwork(nn.Module):
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.gate_proj = skip_init(nn.Linear, shape.dim, shape.gated_dim, bias=False)
-        self.up_proj = skip_init(nn.Linear, shape.dim, shape.gated_dim, bias=False)
-        self.down_proj = skip_init(nn.Linear, shape.gated_dim, shape.dim, bias=False)
+        self.gate_proj = unfilled(nn.Linear, shape.dim, shape.gated_dim, bias=False)
+        self.up_proj = unfilled(nn.Linear, shape.dim, shape.gated_dim, bias=False)
+        self.down_proj = unfilled(nn.Linear, shape.gated_dim, shape.dim, bias=False)
 
     def forward(self, hidden: Float[Tensor, "*B n H"]) -> Float[Tensor, "*B n H"]:
         made: Tensor = self.down_proj(silu(self.gate_proj(hidden)) * self.up_proj(hidden))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from vlhmm.models.settings import ModelSettings, Role
+from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.residual_network import Parameters, residual_networks
 from vlhmm.precision import Precision
 
@@ -36,8 +36,8 @@ class ResidualMLP(nn.Module):
     def __init__(self, dim: int, precision: Precision = "highest") -> None:
         super().__init__()
         self.precision = precision
-        self.first = skip_init(nn.Linear, dim, dim)
-        self.second = skip_init(nn.Linear, dim, dim)
+        self.first = unfilled(nn.Linear, dim, dim)
+        self.second = unfilled(nn.Linear, dim, dim)
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
@@ -62,12 +62,12 @@ class StateEncoder(nn.Module):
         super().__init__()
         dim, self.states_per_block, self.start = settings.dim, settings.states_per_block, settings.start
         factored, separate = settings.embeddings == "factored", roles_apart(settings)
-        # `skip_init` leaves the values to `initialise`: nothing here draws from the global generator.
-        self.embedding = skip_init(nn.Embedding, num_states, dim // 2 if factored else dim)
+        # `initialise` gives the values.
+        self.embedding = unfilled(nn.Embedding, num_states, dim // 2 if factored else dim)
         num_blocks = num_states // self.states_per_block
-        self.block_embedding = skip_init(nn.Embedding, num_blocks, dim // 2) if factored else None
-        self.out_embedding = skip_init(nn.Embedding, num_states, dim) if "out" in separate else None
-        self.emit_embedding = skip_init(nn.Embedding, num_states, dim) if "emit" in separate else None
+        self.block_embedding = unfilled(nn.Embedding, num_blocks, dim // 2) if factored else None
+        self.out_embedding = unfilled(nn.Embedding, num_states, dim) if "out" in separate else None
+        self.emit_embedding = unfilled(nn.Embedding, num_states, dim) if "emit" in separate else None
 
         neural, roles = settings.parameterization == "neural", settings.roles
         # Appendix A.3: a network composes the halves, unshared, also for the target, which has none of its own in the code.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from vlhmm.models.encoder import rows
+from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
 from vlhmm.ops.row_logsumexp import row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
@@ -33,7 +33,7 @@ class FactoredStart(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.score = skip_init(nn.Linear, dim, 1)
+        self.score = unfilled(nn.Linear, dim, 1)
 
     def forward(self, states: States, features: Features, live: Live) -> Float[Tensor, " n"]:
         return _mask(self.score(features).squeeze(1), live).log_softmax(dim=0)
@@ -76,7 +76,7 @@ class BlockFactoredHead(nn.Module):
 
     def __init__(self, dim: int, num_blocks: int, out_scale: float) -> None:
         super().__init__()
-        self.block = skip_init(nn.Linear, dim, num_blocks)
+        self.block = unfilled(nn.Linear, dim, num_blocks)
         self.out_scale = out_scale
 
     def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
@@ -112,7 +112,7 @@ class FactoredEmission(nn.Module):
     def __init__(self, num_words: int, dim: int, bias: bool, precision: Precision) -> None:
         super().__init__()
         self.precision = precision
-        self.words = skip_init(nn.Linear, dim, num_words, bias=bias)
+        self.words = unfilled(nn.Linear, dim, num_words, bias=bias)
 
     def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
         return log_emission(features, self.words.weight, self.words.bias, support, layout, precision=self.precision)

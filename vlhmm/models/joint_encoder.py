@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from vlhmm.models.decoder import Decoder, DecoderShape
 from vlhmm.models.encoder import StateFeatures, roles_apart, rows
 from vlhmm.models.settings import ModelSettings, Role
+from vlhmm.models.unfilled import unfilled
 
 
 class LayeredNetwork(nn.Module):
@@ -18,8 +18,8 @@ class LayeredNetwork(nn.Module):
         super().__init__()
         dim = settings.dim
         self.skip, self.relu = settings.skip, settings.relu
-        self.first = skip_init(nn.Linear, dim, dim) if settings.layers == 2 else None
-        self.last = skip_init(nn.Linear, dim, out_dim)
+        self.first = unfilled(nn.Linear, dim, dim) if settings.layers == 2 else None
+        self.last = unfilled(nn.Linear, dim, out_dim)
         self.norm = nn.LayerNorm(out_dim) if settings.layer_norm else None
 
     def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n W"]:
@@ -47,9 +47,9 @@ class JointEncoder(nn.Module):
         super().__init__()
         self.roles, self.start = settings.roles, settings.start
         separate = roles_apart(settings)
-        self.embedding = skip_init(nn.Embedding, num_states, settings.dim)
-        self.out_embedding = skip_init(nn.Embedding, num_states, settings.dim) if "out" in separate else None
-        self.emit_embedding = skip_init(nn.Embedding, num_states, settings.dim) if "emit" in separate else None
+        self.embedding = unfilled(nn.Embedding, num_states, settings.dim)
+        self.out_embedding = unfilled(nn.Embedding, num_states, settings.dim) if "out" in separate else None
+        self.emit_embedding = unfilled(nn.Embedding, num_states, settings.dim) if "emit" in separate else None
         self.network: nn.Module | None = None
         self.networks = nn.ModuleDict()
         self.cuts_output = settings.monolithic and not separate
@@ -111,4 +111,4 @@ def _network(settings: ModelSettings, num_roles: int) -> nn.Module:
     if num_roles == 1:
         return decoder
     # Else all roles would have the same features, and transitions would be symmetric.
-    return nn.Sequential(decoder, skip_init(nn.Linear, settings.dim, num_roles * settings.dim))
+    return nn.Sequential(decoder, unfilled(nn.Linear, settings.dim, num_roles * settings.dim))

@@ -88,7 +88,7 @@ def word_embeddings(model: Model) -> list[nn.Parameter]:
     """One: the weights of the emission's last layer."""
     if not isinstance(model.emission, FactoredEmission):
         raise ValueError('the emission has free logits and no word embeddings: use emission "blocked" of another model')
-    return [model.emission.words.weight]
+    return [model.emission.words.get_parameter("weight")]
 
 
 def held_and_others(
