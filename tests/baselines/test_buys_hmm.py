@@ -58,22 +58,17 @@ def test_gradients_are_those_of_an_exact_hmm() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["hmm", "hmm-add", "hmm-gate", "hmm-delayed-transition", "hmm-sigmoid", "hmm-rnn", "hmm-sigmoid-rnn"],
-)
-@torch.no_grad()
-def test_each_switch_is_its_formula(name: str) -> None:
-    """Word by word and with whole (Z, Z) matrices, as the paper's text has it."""
-    model, tokens = cell(name), random_tokens(X, 1, 7)[0]
+def word_by_word(model: BuysHMM, tokens: Tensor) -> Tensor:
+    """With whole (Z, Z) matrices, as the paper's text has it."""
     settings = model.settings
     emission = log_emission(model).exp()
-    state, expected = torch.full((Z,), 1 / Z).double(), []
+    state, log_probs = torch.full((Z,), 1 / Z).double(), []
     for position, token in enumerate(tokens):
         if position:
-            logits = model.transition.T.clone()
+            logits = model.transition.T
             if model.word_input is not None:
-                values = model.word_input(model.emission[tokens[position - 1]])[:, None]
+                embedded = settings.input_scale * model.emission[tokens[position - 1]]
+                values = model.word_input(embedded)[:, None]
                 logits = logits + values if settings.transition_input == "add" else logits * values.sigmoid()
             if settings.delay_transition_softmax:
                 pre = logits @ updated
@@ -81,12 +76,42 @@ def test_each_switch_is_its_formula(name: str) -> None:
             else:
                 state = logits.softmax(0) @ updated
         if settings.delay_emission_softmax:
-            expected.append((model.emission @ state + model.bias).log_softmax(0)[token])
+            log_probs.append((model.emission @ state + model.bias).log_softmax(0)[token])
         else:
-            expected.append((state @ emission[token] / state.sum()).log())
+            log_probs.append((state @ emission[token] / state.sum()).log())
         updated = state * emission[token]
         updated = updated / updated.sum()
-    torch.testing.assert_close(scores(model, tokens[None])[0], torch.stack(expected), rtol=1e-10, atol=1e-10)
+    return torch.stack(log_probs)
+
+
+@pytest.mark.parametrize("transition_input", ["none", "add", "gate"])
+@pytest.mark.parametrize(
+    "transition",
+    [{}, {"delay_transition_softmax": True}, {"delay_transition_softmax": True, "state": "sigmoid"}],
+    ids=["mixed", "softmax", "sigmoid"],
+)
+@pytest.mark.parametrize("delay_emission_softmax", [False, True])
+def test_each_combination_of_switches_is_its_formula_with_its_gradients(
+    transition_input: str, transition: dict[str, object], delay_emission_softmax: bool
+) -> None:
+    settings = replace(
+        HMM,
+        transition_input=transition_input,  # type: ignore[arg-type]
+        delay_emission_softmax=delay_emission_softmax,
+        input_scale=0.3,
+        **transition,  # type: ignore[arg-type]
+    )
+    model, plain = (BuysHMM(settings, X, torch.Generator().manual_seed(0)).double() for _ in range(2))
+    tokens = random_tokens(X, 1, 7)[0]
+    ours = model(tokens[None], model.start_state(1), None).token_log_probs[0]
+    expected = word_by_word(plain, tokens)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    ours.sum().backward()
+    expected.sum().backward()
+    for (name, parameter), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(
+            parameter.grad, theirs.grad, rtol=1e-8, atol=1e-10, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @pytest.mark.parametrize("transition_input", ["none", "add"])

@@ -182,7 +182,8 @@ class BuysHMM(nn.Module):
         """v_t, what the word before does to each destination."""
         if self.word_input is None:
             return None
-        inputs: Tensor = self.word_input(F.embedding(words.clamp(min=0), self.emission))
+        embedded = F.embedding(words.clamp(min=0), self.emission)
+        inputs: Tensor = self.word_input(self.settings.input_scale * embedded)
         return inputs if self.settings.transition_input == "add" else inputs.sigmoid()
 
 

@@ -21,7 +21,18 @@ class LSTM(nn.Module):
         self.layers = nn.ModuleList(
             nn.LSTM(settings.dim, settings.dim, batch_first=True) for _ in range(settings.num_layers)
         )
-        kaiming_uniform(self, generator)
+        if settings.initialisation == "paper":
+            kaiming_uniform(self, generator)
+        else:
+            self._draw_as_pytorch(generator)
+
+    @torch.no_grad()
+    def _draw_as_pytorch(self, generator: torch.Generator | None) -> None:
+        """The distributions of `nn.Embedding` and `nn.LSTM`, from the given generator."""
+        self.embedding.normal_(generator=generator)
+        bound = self.settings.dim**-0.5
+        for parameter in self.layers.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
 
     @property
     def num_words(self) -> int:

@@ -55,6 +55,10 @@ class LSTMSettings:
     num_layers: int = 2
     dropout: float = 0.3
     """Before, between and after the layers."""
+    initialisation: Literal["paper", "code"] = "paper"
+    """paper: Kaiming uniform, biases 0; code: PyTorch's defaults, so embeddings are N(0, 1), biases as small as weights."""
+    shuffle: bool = True
+    """Documents in new order every epoch; false: the text in its order, so that what came before a document can be learnt."""
     epochs: int = 50
     batch_size: int = 16
     window: int = 32
@@ -84,6 +88,9 @@ class BuysHMMSettings:
     num_states: int = 900
     transition_input: Literal["none", "add", "gate"] = "none"
     """What the previous word does to the transition's logits: nothing, shifts them, or gates them, by destination."""
+    input_scale: float = 1.0
+    """Times the word's embedding there, whose entries are logits of num_states states: 1 / sqrt(num_states) makes their sum
+    as large as one of them, so that a rate that suits logits suits its weights too."""
     delay_transition_softmax: bool = False
     """The softmax is taken of W u instead of W: the next state is no longer a mixture of rows."""
     state: Literal["softmax", "sigmoid"] = "softmax"
@@ -109,7 +116,7 @@ class BuysHMMSettings:
 
     def __post_init__(self) -> None:
         _at_least(self, ("num_states", "epochs", "batch_size", "window", "patience", "checks_per_epoch"), 1)
-        _above_zero(self, ("learning_rate", "decay", "init_scale"))
+        _above_zero(self, ("learning_rate", "decay", "init_scale", "input_scale"))
         _at_least(self, ("min_rate", "weight_decay", "clip"), 0)
         if self.state == "sigmoid" and not self.delay_transition_softmax:
             raise ValueError("state = 'sigmoid' replaces the delayed softmax: set delay_transition_softmax = true too")

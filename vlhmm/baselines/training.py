@@ -17,8 +17,8 @@ from vlhmm.baselines.adam import AdamStep
 from vlhmm.baselines.averaged_sgd import AveragedSGDStep
 from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.scorer import Baseline, NeuralScorer, build_baseline, num_parameters
-from vlhmm.baselines.settings import AWDLSTMSettings, BaselineSettings
-from vlhmm.baselines.windows import RandomLengthWindows, ShuffledWindows
+from vlhmm.baselines.settings import AWDLSTMSettings, BaselineSettings, LSTMSettings
+from vlhmm.baselines.windows import RandomLengthWindows, ShuffledWindows, WindowsInOrder
 from vlhmm.data import Corpus
 from vlhmm.evaluate import evaluate
 from vlhmm.run_folder import RunFolder
@@ -106,6 +106,19 @@ def train_baseline(
         yield run.finished("flat" if run.stepper.exhausted() else "finished")
 
 
+def _text_of(
+    settings: BaselineSettings, corpus: Corpus, seed: int
+) -> RandomLengthWindows | WindowsInOrder | ShuffledWindows:
+    size = (corpus.train, settings.batch_size, settings.window)
+    match settings:
+        case AWDLSTMSettings():
+            return RandomLengthWindows(*size, seed)
+        case LSTMSettings(shuffle=False):
+            return WindowsInOrder(*size)
+        case _:
+            return ShuffledWindows(*size, seed)
+
+
 class _Run:
     """Everything that changes during training, how one step changes it, and how it is saved."""
 
@@ -113,10 +126,7 @@ class _Run:
         self, settings: BaselineSettings, corpus: Corpus, device: torch.device, seed: int, folder: RunFolder | None
     ) -> None:
         self.settings, self.corpus, self.device, self.folder = settings, corpus, device, folder
-        cut = (corpus.train, settings.batch_size, settings.window, seed)
-        self.text: RandomLengthWindows | ShuffledWindows = (
-            RandomLengthWindows(*cut) if isinstance(settings, AWDLSTMSettings) else ShuffledWindows(*cut)
-        )
+        self.text = _text_of(settings, corpus, seed)
         self.text.check()
         num_words = corpus.tokenizer.vocab_size
         self.model: Baseline = build_baseline(settings, num_words, torch.Generator().manual_seed(seed)).to(device)

@@ -40,6 +40,28 @@ class ShuffledWindows:
 
 
 @dataclass(frozen=True)
+class WindowsInOrder:
+    """The text in its order, the same windows of one length in every epoch."""
+
+    tokens: Tokens
+    batch_size: int
+    length: int
+
+    def check(self) -> None:
+        # Both ask for as much text.
+        ShuffledWindows(self.tokens, self.batch_size, self.length, 0).check()
+
+    def count(self, epoch: int) -> int:
+        return len(self.tokens) // self.batch_size // self.length
+
+    def windows(self, epoch: int, first: int) -> Iterator[Int[Tensor, "B T"]]:
+        num_positions = self.count(epoch) * self.length
+        streams = self.tokens.ids[: num_positions * self.batch_size].reshape(self.batch_size, -1)
+        for begin in range(first * self.length, num_positions, self.length):
+            yield torch.from_numpy(streams[:, begin : begin + self.length].astype(np.int64))
+
+
+@dataclass(frozen=True)
 class RandomLengthWindows:
     """As AWD-LSTM is trained: the text in its order, windows of random length around `length`, sometimes around half of it."""
 

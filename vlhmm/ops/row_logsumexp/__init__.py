@@ -30,13 +30,13 @@ def row_logsumexp(
 ) -> Float[Tensor, " Z"]:
     """log sum_y exp(out_z . in_y) over the y that are `live`; None: all.
 
-    A row of `into` may hold -inf where `out` is positive: p(y | z) is then 0. On a GPU the logits live in one tile at a
-    time, their operands in `precision`. Elsewhere, in float64, and for more than 512 features they are made in the
-    operands' own precision, at most `chunk_bytes` (or one row, where that is more) at a time.
+    A row of `into` may hold -inf where `out` is positive: p(y | z) is then 0. On a GPU bf16 logits live in one tile at a
+    time. All others are made in the operands' own precision (float32 on a GPU: in float64), at most `chunk_bytes` (or one row, where
+    that is more) at a time.
     """
     if precision == "bf16" and _kernel_takes(out, into):
         return tiled_row_logsumexp(out, into, live, precision=precision)
-    result: Tensor = _ChunkedRowLogSumExp.apply(out, into, live, chunk_bytes)
+    result: Tensor = _ChunkedRowLogSumExp.apply(out, into, live, precision, chunk_bytes)
     return result
 
 
@@ -107,27 +107,39 @@ class _TiledRowLogSumExp(torch.autograd.Function):
 
 class _ChunkedRowLogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, chunk_bytes: int) -> Tensor:
+    def forward(
+        ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, precision: Precision, chunk_bytes: int
+    ) -> Tensor:
+        ctx.dtype, ctx.chunk_bytes = out.dtype, chunk_bytes
+        if out.is_cuda and out.dtype == torch.float32:
+            out, into = _in_float64(out, precision), _in_float64(into, precision)
         log_sum = out.new_empty(out.shape[0])
         for rows in _row_chunks(out, into, chunk_bytes):
             logits = _logits(out[rows], into, live)
             peak = _finite_or_zero(logits.amax(dim=1))
             log_sum[rows] = logits.sub_(peak[:, None]).exp_().sum(dim=1).log_().add_(peak)
         ctx.save_for_backward(out, into, live, log_sum)
-        ctx.chunk_bytes = chunk_bytes
-        return log_sum
+        return log_sum.to(ctx.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         out, into, live, log_sum = ctx.saved_tensors
-        grad_out, grad_into = torch.empty_like(out), torch.zeros_like(into)
+        grad, grad_out, grad_into = grad.to(out.dtype), torch.empty_like(out), torch.zeros_like(into)
         for rows in _row_chunks(out, into, ctx.chunk_bytes):
             shift = _finite_or_zero(log_sum[rows])
             weights = _logits(out[rows], into, live).sub_(shift[:, None]).exp_().mul_(grad[rows, None])
             torch.mm(weights, into, out=grad_out[rows])
             grad_into.addmm_(weights.T, out[rows])
-        return grad_out, grad_into, None, None
+        return grad_out.to(ctx.dtype), grad_into.to(ctx.dtype), None, None, None
+
+
+def _in_float64(operand: Tensor, precision: Precision) -> Tensor:
+    """What the library reads of float32 on a GPU is a setting of the whole process, so a product that must read all of it is
+    one of float64. tf32: rounded to the nearest as in the tiles that this normaliser is for."""
+    if precision == "tf32":
+        operand = ((operand.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return operand.double()
 
 
 def _logits(out: Tensor, into: Tensor, live: Tensor | None) -> Tensor:
