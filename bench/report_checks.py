@@ -14,9 +14,15 @@ from bench.scaling import Point
 
 
 def error_table(rows: list[ErrorRow]) -> Table:
-    shown = _table("error of log p of 64 tokens against float64, relative, the worst sequence", "hmm")
-    for heading in ("states", "precision", "error", "allowed", ""):
-        shown.add_column(heading, justify="right")
+    shown = _table(
+        "error of log p of 64 tokens against float64, relative, the worst sequence",
+        "hmm",
+        "states",
+        "precision",
+        "error",
+        "allowed",
+        "",
+    )
     for row in rows:
         verdict = _verdict(row.worst, row.allowed)
         shown.add_row(row.hmm, f"{row.states:,}", row.precision, f"{row.worst:.1e}", f"{row.allowed:.0e}", verdict)
@@ -24,18 +30,23 @@ def error_table(rows: list[ErrorRow]) -> Table:
 
 
 def peak_table(rows: list[Peak]) -> Table:
-    shown = _table("memory at the highest", "work")
-    for heading in ("GiB", "allowed", "", "with"):
-        shown.add_column(heading, justify="right")
+    shown = _table("memory at the highest", "work", "GiB", "allowed", "", "with")
     for row in rows:
         shown.add_row(row.work, _gib(row.bytes), _gib(row.allowed), _verdict(row.bytes, row.allowed), row.message)
     return shown
 
 
 def first_step_table(rows: list[FirstStep]) -> Table:
-    shown = _table("seconds of the first training step of a process", "work")
-    for heading in ("kernels", "first step", "until captured", "whole process", "allowed", ""):
-        shown.add_column(heading, justify="right")
+    shown = _table(
+        "seconds of the first training step of a process",
+        "work",
+        "kernels",
+        "first step",
+        "until captured",
+        "whole process",
+        "allowed",
+        "",
+    )
     for row in rows:
         shown.add_row(
             row.work,
@@ -50,9 +61,9 @@ def first_step_table(rows: list[FirstStep]) -> Table:
 
 
 def point_table(points: list[Point]) -> Table:
-    shown = _table("cost against one size, the others as in the work", "work")
-    for heading in ("size", "value", "ms", "floor", "exponent"):
-        shown.add_column(heading, justify="right")
+    shown = _table(
+        "cost against one size, the others as in the work", "work", "size", "value", "ms", "floor", "exponent"
+    )
     for point in points:
         shown.add_row(
             point.work,
@@ -66,9 +77,7 @@ def point_table(points: list[Point]) -> Table:
 
 
 def largest_table(rows: list[Largest]) -> Table:
-    shown = _table("the most states that fit, doubled", "work")
-    for heading in ("states", "GiB", "ms", "ended by"):
-        shown.add_column(heading, justify="right")
+    shown = _table("the most states that fit, doubled", "work", "states", "GiB", "ms", "ended by")
     for row in rows:
         shown.add_row(row.work, f"{row.states:,}", _gib(row.bytes), f"{row.milliseconds:.3g}", row.ended)
     return shown
@@ -87,9 +96,11 @@ def _exponent(point: Point, points: list[Point]) -> str:
     return f"{log(point.milliseconds / (last.milliseconds or 1)) / log(point.value / last.value):.2f}"
 
 
-def _table(title: str, first: str) -> Table:
+def _table(title: str, first: str, *numbers: str) -> Table:
     shown = Table(title=title)
     shown.add_column(first)
+    for heading in numbers:
+        shown.add_column(heading, justify="right")
     return shown
 
 

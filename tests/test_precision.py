@@ -18,7 +18,7 @@ from vlhmm.baselines.adam import AdamStep
 from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.scorer import NeuralScorer
 from vlhmm.baselines.settings import FeedForwardSettings
-from vlhmm.ops.recursion import dense
+from vlhmm.ops.recursion import product
 from vlhmm.precision import Precision, float32_products
 from vlhmm.step import Step
 from vlhmm.train_settings import TrainSettings
@@ -168,5 +168,5 @@ def test_models_trained_and_scored_side_by_side_keep_to_their_precision(monkeypa
 
 def test_two_halves_hold_sixteen_bits() -> None:
     values = torch.randn(200, 50, generator=torch.Generator().manual_seed(0)) * 1e-20
-    upper, lower = dense._halves(values)
+    upper, lower = product._halves(values)
     assert ((upper.double() + lower.double() - values.double()).abs() <= 2.0**-16 * values.abs()).all()

@@ -15,12 +15,13 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from vlhmm.ops import recursion as op
-from vlhmm.ops.recursion import Factors, Precision, dense, recursion_by_kernels, reference
+from vlhmm.ops.recursion import Factors, cutting, dense, product, recursion_by_kernels, reference
+from vlhmm.precision import Precision
 from vlhmm.tables import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
-METHODS: tuple[dense.Method, ...] = ("resident", "persistent", "launches", "library")
-SMALL = dense.Tiling(16, 16, 16, 4, 2)
+METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "library")
+SMALL = cutting.Tiling(16, 16, 16, 4, 2)
 
 # For the value relative to log p(x), for gradients relative to the largest entry: bf16 keeps 8 bits, tf32 11.
 VALUE_TOLERANCE: dict[Precision, float] = {"bf16": 3e-4, "tf32": 3e-5, "highest": 1e-6}
@@ -90,14 +91,14 @@ def forward(
     factors: Factors,
     precision: Precision,
     keep: bool = True,
-    method: dense.Method | None = None,
-    tiling: dense.Tiling | None = None,
+    method: cutting.Method | None = None,
+    tiling: cutting.Tiling | None = None,
 ) -> dense.DenseRun:
     prepared = dense.prepare(factors.log_tiles[0], factors.log_inits, precision)
     return dense.forward(prepared, dense.text_of(factors), precision, keep=keep, method=method, tiling=tiling)
 
 
-def check(factors: Factors, precision: Precision, method: dense.Method, tiling: dense.Tiling | None) -> None:
+def check(factors: Factors, precision: Precision, method: cutting.Method, tiling: cutting.Tiling | None) -> None:
     single = convert(factors, dtype=torch.float32)
     cotangents = cotangents_of(factors)
     (token_log_probs, log_last), expected = gradients(by_reference, factors, cotangents)
@@ -124,7 +125,7 @@ def check(factors: Factors, precision: Precision, method: dense.Method, tiling: 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("batch", "positions", "states"), [(3, 5, 19), (1, 1, 5), (17, 2, 33)])
 def test_values_and_gradients_equal_the_reference(
-    batch: int, positions: int, states: int, method: dense.Method
+    batch: int, positions: int, states: int, method: cutting.Method
 ) -> None:
     check(random_factors(states, batch, positions, states), "highest", method, SMALL)
 
@@ -136,9 +137,9 @@ def test_values_and_gradients_equal_the_reference(
     ("batch", "positions", "states"), [(200, 64, 512), (7, 65, 301), (1, 1, 5), (1, 9, 1), (40, 20, 1037), (3, 7, 2500)]
 )
 def test_on_a_gpu_values_and_gradients_equal_the_reference(
-    batch: int, positions: int, states: int, method: dense.Method, precision: Precision
+    batch: int, positions: int, states: int, method: cutting.Method, precision: Precision
 ) -> None:
-    if method == "resident" and dense.method_for(batch, states, torch.device("cuda"), precision) != method:
+    if method == "resident" and cutting.method_for(batch, states, torch.device("cuda"), precision) != method:
         pytest.skip("the programs cannot hold this tile")
     few = random_factors(states, min(batch, 7), positions, states, device="cuda")
     rows = torch.arange(batch, device="cuda") % few.lengths.shape[0]
@@ -179,7 +180,7 @@ def test_a_product_keeps_its_precision_whatever_the_process_reads(
     left, right = (torch.rand(*shape, generator=generator, device="cuda") for shape in ((65, 333), (333, 47)))
     torch.set_float32_matmul_precision(setting)
     try:
-        found = dense._product(left, right, precision)
+        found = product.product(left, right, precision)
     finally:
         torch.set_float32_matmul_precision("highest")
     expected = left.double() @ right.double()
@@ -187,13 +188,13 @@ def test_a_product_keeps_its_precision_whatever_the_process_reads(
 
 
 def test_the_library_multiplies_where_it_can_be_told_the_precision_of_one_product() -> None:
-    of = {one: dense.method_for(200, 2048, torch.device("cpu"), one, in_graph=True) for one in VALUE_TOLERANCE}
+    of = {one: cutting.method_for(200, 2048, torch.device("cpu"), one, in_graph=True) for one in VALUE_TOLERANCE}
     assert of == {
-        "bf16": "library" if dense.PRODUCT_WIDENS else "persistent",
+        "bf16": "library" if product.PRODUCT_WIDENS else "persistent",
         "tf32": "persistent",
         "highest": "persistent",
     }
-    assert dense.method_for(200, 10_000, torch.device("cpu"), "highest") == "launches"
+    assert cutting.method_for(200, 10_000, torch.device("cpu"), "highest") == "launches"
 
 
 def test_autograd_gives_the_gradient_of_the_reference() -> None:
@@ -240,7 +241,7 @@ def test_an_impossible_past_stays_impossible_over_a_restart() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_no_number_is_seen_and_waited_for_by_nobody(method: dense.Method) -> None:
+def test_what_is_no_number_is_seen_and_waited_for_by_nobody(method: cutting.Method) -> None:
     factors = convert(random_factors(4, 2, 3, 5), dtype=torch.float32)
     log_tiles, log_previous = factors.log_tiles.clone(), factors.log_previous.clone()
     log_tiles[0, 1, 2] = log_previous[0, 3] = torch.nan

@@ -26,7 +26,7 @@ from vlhmm.memory import available_bytes
 from vlhmm.ops.checked_tokens import Checked, checked_tokens
 from vlhmm.ops.max_product import dense as max_dense
 from vlhmm.ops.max_product.dense import Moves
-from vlhmm.ops.recursion import dense
+from vlhmm.ops.recursion import cutting, dense
 from vlhmm.ops.recursion.dense import DenseRun, Prepared, Text
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.ops.word_rows import launch as word_rows
@@ -81,9 +81,9 @@ class Fixed:
         emission = self.tables.log_emission
         return Text(emission, self.peaks, checked.tokens, checked.init_of, checked.lengths, no_past)
 
-    def method(self, text: Text, in_graph: bool) -> dense.Method:
+    def method(self, text: Text, in_graph: bool) -> cutting.Method:
         tables = self.tables
-        return dense.method_for(
+        return cutting.method_for(
             text.lengths.shape[0], tables.num_states, tables.device, tables.precision, in_graph=in_graph
         )
 

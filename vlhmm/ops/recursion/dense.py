@@ -1,4 +1,5 @@
-"""The recursion when every position takes the one tile, on a GPU: what is allocated, how the work is cut, which kernel.
+"""The recursion when every position takes the one tile, on a GPU: what is allocated and launched; `cutting` says how
+the work is cut, and which kernel does it.
 
 Up to about a thousand states one persistent kernel a direction walks over time and keeps the tile on the chip; up to a few thousand
 another reads the tile anew at each step. With more of them the product of a step outweighs its launch, and is left to the library.
@@ -9,80 +10,25 @@ Axes as in `factors`. Nothing here asks the device anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import kernel
+from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, pieces, power_of_2, tiling_for
 from vlhmm.ops.recursion.factors import Factors
+from vlhmm.ops.recursion.product import COPIED_AT_ONCE, product
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.ops.resident_recursion import kernel as resident
 from vlhmm.precision import Precision
-
-Method = Literal["resident", "persistent", "launches", "library"]
-"""One kernel for all positions, each program with its part of the tile; the same, reading the tile at each step; that one launched
-for each position; or the library's matrix product and a kernel for the rest."""
-
-LARGEST_PERSISTENT = 8192
-"""Measured on one H200: 2.2 ms against 4.8 for 4,096 states where Python launches each product."""
-
-LARGEST_PERSISTENT_IN_GRAPH = 1024
-"""A graph's launches cost little: the library takes 0.85 ms against 1.16 for 2,048 states and 1.75 against 1.99 for 4,096; for
-1,024 it takes 0.65 against 0.62."""
 
 SMALLEST_TOTAL = 1e-19
 """A message is multiplied before it is divided by its sum: beneath the root of float32's range that loses digits. Since tiles and
 emissions are lifted by 2^32, such a sum is 5e-39 of the largest."""
 
 SMALLEST_MESSAGE = torch.finfo(torch.float32).tiny ** 0.75
-
-PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype")
-"""Whether this torch can give a bfloat16 product in float32; else float32, as the process reads it, stands in for it."""
-
-COPIED_AT_ONCE = 1 << 25
-"""Entries of which a copy is made on the way back, in another type or without what does not count."""
-
-
-def pieces(whole: int, piece: int) -> int:
-    return -(-whole // piece)
-
-
-def power_of_2(at_least: int) -> int:
-    return 1 << (at_least - 1).bit_length()
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """A program makes `rows` x `columns` of a message, in steps of `inner` source states."""
-
-    rows: int
-    columns: int
-    inner: int
-    num_warps: int
-    num_stages: int
-
-
-# Smallest first: as many programs as there are multiprocessors hide the latency of a step best.
-TILINGS = (
-    Tiling(16, 32, 128, 4, 4),
-    Tiling(32, 32, 128, 4, 4),
-    Tiling(32, 64, 128, 4, 4),
-    Tiling(64, 64, 128, 4, 4),
-    Tiling(128, 64, 64, 8, 4),
-    Tiling(128, 128, 64, 8, 4),
-)
-
-# All source states are taken at once. Measured on one H200, 200 sequences of 64: 512 states 0.27 ms forward and 0.35 back, where
-# reading the tile at each step takes 0.36 and 0.41; 1,024 states 0.49 and 0.58 instead of 0.62 and 0.72.
-RESIDENT_TILINGS = (Tiling(16, 64, 0, 4, 1), Tiling(32, 64, 0, 8, 1))
-
-SPARE_BYTES = 4 << 10
-"""Of a program's shared memory, beside its part of the tile and a message."""
-
-LIBRARY_TILING = Tiling(4, 512, 16, 4, 1)
-"""Where the library makes the product, a program has only whole rows to read and write."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +123,7 @@ def forward(
     size, length = text.row_of.shape
     states, device = prepared.tile.shape[0], prepared.tile.device
     method = method or method_for(size, states, device, precision)
-    tiling = tiling or _tiling(size, states, device, precision, method)
+    tiling = tiling or tiling_for(size, states, device, precision, method)
     parts = pieces(states, tiling.columns)
     slots = length + 1 if keep else 2
     messages = torch.empty(slots, size, states, device=device)
@@ -196,8 +142,8 @@ def forward(
         _launch_resident(steps, arguments, sizes, length, length + 1, tiling, KEEP=keep)
     elif method == "library":
         for t in range(length + 1):
-            product = _product(operand[t % 2], prepared.tile, precision) if t < length else messages
-            _launch(kernel.forward_steps, (*arguments, product), sizes, range(t, t + 1), tiling, precision, method)
+            made = product(operand[t % 2], prepared.tile, precision) if t < length else messages
+            _launch(kernel.forward_steps, (*arguments, made), sizes, range(t, t + 1), tiling, precision, method)
     else:
         _launch(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1), tiling, precision, method)
     token_log_probs, log_prob = torch.empty(size, length, device=device), torch.empty(size, device=device)
@@ -237,7 +183,7 @@ def backward(
     size, length = text.row_of.shape
     states, device = prepared.tile.shape[0], prepared.tile.device
     method = method or method_for(size, states, device, precision)
-    tiling = tiling or _tiling(size, states, device, precision, method)
+    tiling = tiling or tiling_for(size, states, device, precision, method)
     parts = pieces(states, tiling.columns)
     if method == "resident":
         ratio, sums = _awaited(length + 1, size, states, parts, prepared.tile)
@@ -263,10 +209,10 @@ def backward(
         )
     elif method == "library":
         for step in range(length + 1):
-            product = _product(ratio[length - step], prepared.tile.T, precision) if step else flow
+            made = product(ratio[length - step], prepared.tile.T, precision) if step else flow
             _launch(
                 kernel.backward_steps,
-                (*arguments, product),
+                (*arguments, made),
                 sizes,
                 range(step, step + 1),
                 tiling,
@@ -288,7 +234,7 @@ def backward(
     from_tile = prepared.log_tile.new_empty(0, states, states)
     if tile_gradient:
         before = run.messages[:-1].view(-1, states)
-        from_tile = _product(before.T, ratio[:length].view(-1, states), precision)[None]
+        from_tile = product(before.T, ratio[:length].view(-1, states), precision)[None]
         _times_tile(from_tile, prepared)
     from_inits = _init_gradient(prepared, text, posterior) if init_gradient else posterior.new_empty(0, states)
     return Gradient(flow, from_inits, from_tile, posterior)
@@ -308,58 +254,6 @@ def _awaited(steps: int, size: int, states: int, parts: int, tile: Tensor) -> tu
 def _operand_type(precision: Precision, device: torch.device) -> torch.dtype:
     # The interpreter takes bfloat16 for integers in a matrix product.
     return torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
-
-
-def method_for(size: int, states: int, device: torch.device, precision: Precision, *, in_graph: bool = False) -> Method:
-    """The fastest; `in_graph`: where launches cost little."""
-    if _resident_tiling(size, states, device, precision) is not None:
-        return "resident"
-    if precision != "bf16" or not PRODUCT_WIDENS:
-        # The library cannot be told for one product alone what it may read.
-        return "persistent" if states <= LARGEST_PERSISTENT else "launches"
-    return "persistent" if states <= (LARGEST_PERSISTENT_IN_GRAPH if in_graph else LARGEST_PERSISTENT) else "library"
-
-
-def _resident_tiling(size: int, states: int, device: torch.device, precision: Precision) -> Tiling | None:
-    """The smallest with which all programs run at once and hold their part of the tile."""
-    if precision != "bf16":
-        return None
-    sources = max(16, power_of_2(states))
-    for tiling in RESIDENT_TILINGS:
-        programs = pieces(size, tiling.rows) * pieces(states, tiling.columns)
-        held = 2 * sources * (tiling.rows + tiling.columns)
-        if programs <= multiprocessors(device) and held + SPARE_BYTES <= _shared_bytes(device):
-            return tiling
-    return None
-
-
-def _tiling(size: int, states: int, device: torch.device, precision: Precision, method: Method) -> Tiling:
-    """The smallest that needs no second round of programs, else the largest."""
-    if method == "library":
-        return LIBRARY_TILING
-    if method == "resident":
-        return _resident_tiling(size, states, device, "bf16") or RESIDENT_TILINGS[-1]
-    programs = multiprocessors(device)
-    fitting = (one for one in TILINGS if pieces(size, one.rows) * pieces(states, one.columns) <= programs)
-    tiling = next(fitting, TILINGS[-1])
-    if precision == "bf16":
-        return tiling
-    # Operands twice as wide: half as many source states at a time fit into shared memory.
-    return Tiling(tiling.rows, tiling.columns, tiling.inner // 2, tiling.num_warps, tiling.num_stages)
-
-
-def multiprocessors(device: torch.device) -> int:
-    # The interpreter runs programs one after the other: a second one would never reach the first one's barrier.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _shared_bytes(device: torch.device) -> int:
-    """What a program may have of a multiprocessor's shared memory."""
-    # What every GPU has, where this build of PyTorch does not say.
-    everywhere = 48 << 10
-    if device.type != "cuda":
-        return everywhere
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", everywhere)
 
 
 def _launch_resident(
@@ -432,50 +326,6 @@ def _launch(
             FUSED=method != "library",
             **options,
         )
-
-
-def _product(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"], precision: Precision) -> Float[Tensor, "K J"]:
-    """left @ right in float32, from operands of at least this precision, whatever the process lets the library read.
-
-    That is a setting of all threads. The types of operands are not: instead of tf32 its upper half and its lower in bfloat16, 16 bits
-    for tf32's 11, and instead of float32 float64.
-    """
-    if not left.is_cuda or not (precision == "highest" or PRODUCT_WIDENS):
-        return left @ right.float()
-    if precision == "bf16":
-        return _widened(left.to(torch.bfloat16), right.to(torch.bfloat16))
-    of = _in_double if precision == "highest" else _in_halves
-    piece = max(1, COPIED_AT_ONCE // (left.shape[0] + right.shape[1]))
-    products = (
-        of(some_left, some_right)
-        for some_left, some_right in zip(left.split(piece, dim=1), right.split(piece, dim=0), strict=True)
-    )
-    product = next(products)
-    for another in products:
-        product += another
-    return product.float()
-
-
-def _in_double(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"]) -> Float[Tensor, "K J"]:
-    return left.double() @ right.double()
-
-
-def _in_halves(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"]) -> Float[Tensor, "K J"]:
-    (left_upper, left_lower), (right_upper, right_lower) = _halves(left), _halves(right)
-    product = _widened(left_upper, right_upper)
-    product += _widened(left_upper, right_lower)
-    product += _widened(left_lower, right_upper)
-    return product
-
-
-def _halves(values: Float[Tensor, "N M"]) -> tuple[Tensor, Tensor]:
-    """Both in bfloat16; their sum are the values but for 2^-16 of each."""
-    upper = values.to(torch.bfloat16)
-    return upper, (values - upper).to(torch.bfloat16)
-
-
-def _widened(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"]) -> Float[Tensor, "K J"]:
-    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _init_gradient(prepared: Prepared, text: Text, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:
