@@ -45,5 +45,6 @@ def _is_large(gradient: Tensor) -> bool:
         and gradient.dtype == torch.float32
         and gradient.numel() >= LARGE
         and gradient.is_contiguous()
+        and torch.cuda.get_device_capability(gradient.device) >= (8, 0)
         and find_spec("triton") is not None
     )
