@@ -1,6 +1,7 @@
 """Running a row: once, as far as asked, from where it stopped, and exactly what the library gives."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,9 +204,11 @@ def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus,
         folder.mkdir()
     table = small_table(together)
     runs = [row_run(table, row.name, corpus) for row in table.rows]
-    events = list(train_side_by_side(runs, corpus, torch.device("cpu"), 2))
-    seen = {run.row.name for run, event in events if isinstance(event, TrainingEnded) and event.to_its_end}
+    events = list(train_side_by_side([(run, corpus) for run in runs], torch.device("cpu"), 2))
+    done = {run.row.name: event.result for run, event in events if isinstance(event, RowDone)}
+    seen = done.keys()
     assert seen == {run.row.name for run in runs}
+    assert "seconds_per_epoch" not in done["HMM"].measured
     for name in seen:
         events_of(row_run(small_table(apart), name, corpus), corpus)
         run = row_run(table, name, corpus)
@@ -218,16 +221,32 @@ def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus,
         assert beside is not None
         assert beside[1].measured["valid"] == alone[1].measured["valid"]
         assert beside[1].curve == alone[1].curve
+        assert beside[1].measured.keys() == alone[1].measured.keys()
+
+
+def test_times_can_be_taken_when_the_training_is_gone(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    run = row_run(small_table(tmp_path), "HMM", corpus)
+    list(train_side_by_side([(run, corpus)], torch.device("cpu"), 2))
+    assert run.found() is None
+    scored = run.scored()
+    assert scored is not None
+    shutil.rmtree(run.folder)
+    events = events_of(run, corpus)
+    assert not any(isinstance(event, StepEvent) for event in events)
+    timed = run.found()
+    assert timed is not None
+    assert timed[1].measured["training_ms"] > 0
+    assert {**timed[1].measured, **scored[1].measured} == timed[1].measured
 
 
 def test_a_row_out_of_time_is_not_trained_to_its_end(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
     table = small_table(tmp_path)
     runs = [row_run(table, row.name, corpus) for row in table.rows]
     # The first rows begin at once and stop at their first step; whatever has not begun by then never does.
-    events = list(train_side_by_side(runs, corpus, torch.device("cpu"), 2, max_seconds=1e-3))
-    ended = [event for _, event in events if isinstance(event, TrainingEnded)]
-    assert len(ended) == len(runs)
-    assert not any(event.to_its_end for event in ended)
+    of_corpus = [(run, corpus) for run in runs]
+    events = list(train_side_by_side(of_corpus, torch.device("cpu"), 2, max_seconds=1e-3))
+    assert sum(isinstance(event, TrainingEnded) for _, event in events) == len(runs)
+    assert not any(isinstance(event, RowDone) for _, event in events)
 
 
 def test_an_error_beside_others_is_raised(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
@@ -237,7 +256,7 @@ def test_an_error_beside_others_is_raised(corpus: vlhmm.Corpus, tmp_path: Path) 
     text.parent.mkdir(parents=True)
     text.write_text("in the way of the run's folder")
     with pytest.raises(OSError, match=text.name):
-        list(train_side_by_side(runs, corpus, torch.device("cpu"), 2))
+        list(train_side_by_side([(run, corpus) for run in runs], torch.device("cpu"), 2))
 
 
 def test_the_running_perplexity_is_of_the_epoch_before_the_best_check() -> None:

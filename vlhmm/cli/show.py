@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,6 +156,10 @@ def _from_here(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+LINE_SECONDS = 30.0
+"""Between two lines of progress in a file."""
+
+
 class _Left(ProgressColumn):
     """The time that is left, in few characters."""
 
@@ -169,7 +174,7 @@ class _Left(ProgressColumn):
 
 @contextmanager
 def progress_bar(description: str, total: int | None) -> Iterator[ProgressBar]:
-    """A bar on stderr that disappears when it is done; nothing where stderr is no terminal."""
+    """A bar on stderr that disappears when it is done; a line now and then where stderr is no terminal."""
     shown = console(stderr=True)
     columns = (
         SpinnerColumn(style="cyan"),
@@ -190,6 +195,7 @@ class ProgressBar:
 
     def __init__(self, progress: Progress, task: Any) -> None:
         self._progress, self._task = progress, task
+        self._last_line = time.monotonic()
 
     def update(self, done: int, total: int | None = None, note: str = "", description: str | None = None) -> None:
         changes: dict[str, Any] = {"completed": done, "note": note}
@@ -198,6 +204,11 @@ class ProgressBar:
         if description is not None:
             changes["description"] = description
         self._progress.update(self._task, **changes)
+        if self._progress.disable and time.monotonic() - self._last_line >= LINE_SECONDS:
+            task = self._progress.tasks[0]
+            part = f" {task.percentage:.0f}%" if task.total else ""
+            self.line(" ".join(f"{task.description}{part} {note}".split()))
+            self._last_line = time.monotonic()
 
     def line(self, text: str | Text, style: str | None = None) -> None:
         """A line above the bar, on stderr."""

@@ -30,6 +30,8 @@ class RowRunner:
 
     def __call__(self, wanted: list[RowRun], *, force: bool = False) -> int | None:
         """Runs those that have no result, cheapest first; the exit status if they did not all get to the end."""
+        from vlhmm.experiments.rows import RowDone, run_row
+
         # A row that several tables have is run once.
         waiting = list({one.folder: one for one in sorted(wanted, key=lambda one: one.row.seconds)}.values())
         if not force:
@@ -37,47 +39,38 @@ class RowRunner:
             waiting = [one for one in waiting if one not in there]
             if there:
                 message(f"{len(there)} of {len(there) + len(waiting)} rows have their results already")
-        for source in dict.fromkeys(one.table.corpus for one in waiting):
-            status = self._run([one for one in waiting if one.table.corpus == source], self._read(source), force)
-            if status is not None:
-                return status
-        return None
-
-    def _run(self, waiting: list[RowRun], corpus: Corpus, force: bool) -> int | None:
-        from vlhmm.experiments.rows import RowDone, run_row
-
-        trained: list[RowRun] = []
         if self.jobs > 1:
             if force:
                 for one in waiting:
                     one.discard()
             force = False
-            trained, waiting = self._side_by_side(waiting, corpus)
-        for one in [*trained, *waiting]:
-            # What has been trained is measured, whatever the time.
-            left = None if one in trained else self._seconds_left()
+            waiting = self._side_by_side(waiting)
+        for one in waiting:
+            left = self._seconds_left()
             if left is not None and left <= 0:
                 message(f"out of time before {one.label!r}; the same command goes on")
                 return 0
-            last = _watch(run_row(one, corpus, self.device, force=force, max_seconds=left), one.label)
+            events = run_row(one, self._read(one.table.corpus), self.device, force=force, max_seconds=left)
+            last = _watch(events, one.label)
             if not isinstance(last, RowDone):
                 return 130 if last.reason == "interrupted" else 0
             self.done.append(last)
         return None
 
-    def _side_by_side(self, waiting: list[RowRun], corpus: Corpus) -> tuple[list[RowRun], list[RowRun]]:
-        """Trains rows together, one bar for all; what has no result yet is left: the rows trained to their end, and the others."""
+    def _side_by_side(self, waiting: list[RowRun]) -> list[RowRun]:
+        """Trains rows together, one bar for all; those that are left have to be timed, or did not get to their end."""
         from vlhmm.experiments.row_events import Working
         from vlhmm.experiments.rows import RowDone
-        from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
+        from vlhmm.experiments.side_by_side import train_side_by_side
         from vlhmm.train import CheckEvent, StepEvent
 
         progress: dict[Path, tuple[int, int]] = {}
         best: dict[Path, tuple[str, float]] = {}
         left, working = {one.folder: one for one in waiting}, ""
-        trained: list[RowRun] = []
+        # The longest first, so that none is left alone at the end.
+        runs = [(one, self._read(one.table.corpus)) for one in reversed(waiting)]
         with progress_bar(f"{len(waiting)} rows, {self.jobs} at a time", None) as shown:
-            for run, event in train_side_by_side(waiting, corpus, self.device, self.jobs, self._seconds_left()):
+            for run, event in train_side_by_side(runs, self.device, self.jobs, self._seconds_left()):
                 match event:
                     case StepEvent():
                         progress[run.folder] = event.step, event.num_steps
@@ -87,17 +80,16 @@ class RowRunner:
                         working = f"{run.label}: {event.what}"
                     case RowDone():
                         message(f"{run.label}: {_summary(event)} -> {event.path}")
-                        self.done.append(event)
-                        del left[run.folder]
+                        if run.is_timed(event.result):
+                            self.done.append(event)
+                            del left[run.folder]
                         best.pop(run.folder, None)
-                    case TrainingEnded() if event.to_its_end and run.folder in left:
-                        trained.append(left.pop(run.folder))
                 note = ", ".join(f"{name} {value:,.1f}" for name, value in best.values()) or working
                 steps, num_steps = (
                     (sum(of_each) for of_each in zip(*progress.values(), strict=True)) if progress else (0, 0)
                 )
                 shown.update(steps, num_steps or None, note)
-        return trained, list(left.values())
+        return list(left.values())
 
     def _seconds_left(self) -> float | None:
         return None if self.max_seconds is None else max(0.0, self.max_seconds - (time.monotonic() - self._begun))

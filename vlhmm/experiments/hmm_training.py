@@ -125,7 +125,7 @@ def watched(
     running = running_train(log, epoch.num_windows)
     if running is not None:
         others.append(Measured("running_train", running, "mean over the epoch before the best check, with its dropout"))
-    return Trained(scorer_of(model), model.num_parameters, seconds, others, thinned_curve(log), (model, recipe))
+    return Trained(scorer_of(model), model.num_parameters, seconds, others, thinned_curve(log))
 
 
 def scorer_of(model: Model) -> HMMScorer:

@@ -22,7 +22,7 @@ from vlhmm.evaluate import Scorer, evaluate
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Model
-from vlhmm.precision import float32_products
+from vlhmm.precision import network_products
 from vlhmm.recipe import Recipe
 from vlhmm.step import Step
 from vlhmm.tables import Tables
@@ -87,7 +87,7 @@ def times(model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[Measured]:
     def median_ms(work: Callable[[], Tensor]) -> float:
         return _median_ms(_replayed(work, generator) if as_graph else work, device)
 
-    with float32_products(model.settings.precision, device):
+    with network_products(model.settings.precision, device):
         training_ms = median_ms(make_and_forward)
     yield Measured(
         "training_ms",

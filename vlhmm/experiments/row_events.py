@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from vlhmm.evaluate import Scorer
 from vlhmm.experiments.measure import Measured
-from vlhmm.models import Model
-from vlhmm.recipe import Recipe
 from vlhmm.train import CheckEvent, StepEvent
 
 SAVE_SECONDS = 60.0
@@ -69,8 +67,6 @@ class Trained:
     others: list[Measured]
     """What can only be known from the training itself."""
     curve: list[dict[str, float]]
-    hmm: tuple[Model, Recipe] | None = None
-    """Where it is one of ours, whose steps can be timed alone."""
 
 
 Training = Generator[TrainingEvent, None, Trained | None]

@@ -1,16 +1,17 @@
-"""One row of a table: trained or taken up where it stopped, measured, and written down."""
+"""One row of a table: trained or taken up where it stopped, scored, written down, and timed."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from vlhmm.data import Corpus
+from vlhmm.experiments.hmm_training import shared_blocks
 from vlhmm.experiments.measure import Measured, perplexities, seconds_per_epoch, thinned_curve, times
 from vlhmm.experiments.provenance import commit_of_source, device_name, versions
 from vlhmm.experiments.results import (
@@ -24,6 +25,7 @@ from vlhmm.experiments.results import (
     write_result,
 )
 from vlhmm.experiments.row_events import Place, Trained, TrainingEvent, Working
+from vlhmm.experiments.row_settings import with_seed
 from vlhmm.experiments.row_training import train_row
 from vlhmm.experiments.table_file import Row, TableFile
 from vlhmm.experiments.texts import training_text
@@ -78,17 +80,19 @@ class RowRun:
 
     def found(self) -> tuple[Path, Result] | None:
         """The result, if it has all that the row asks for."""
+        scored = self.scored()
+        return scored if scored is not None and self.is_timed(scored[1]) else None
+
+    def scored(self) -> tuple[Path, Result] | None:
+        """The result, if only times may be missing."""
         found = find_result(self.results, self.identity)
-        if found is None or (found[1].status == "finished" and not self._asked_for() <= found[1].measured.keys()):
+        if found is None or (found[1].status == "finished" and self.row.test and "test" not in found[1].measured):
             return None
         return found
 
-    def _asked_for(self) -> set[str]:
-        """What must be measured beyond what every row measures."""
-        asked = {"test"} if self.row.test else set()
-        if self.row.timings and isinstance(self.row.settings, Recipe):
-            asked.add("seconds_per_epoch")
-        return asked
+    def is_timed(self, result: Result) -> bool:
+        asked = self.row.timings and isinstance(self.row.settings, Recipe)
+        return not asked or result.status != "finished" or "seconds_per_epoch" in result.measured
 
     def written_as(self) -> tuple[Path, str, str]:
         """Folder, table and row by which the result goes: those of the one it completes, if there is one."""
@@ -108,33 +112,53 @@ class RowRun:
 
 
 def run_row(
-    run: RowRun, corpus: Corpus, device: torch.device, *, force: bool = False, max_seconds: float | None = None
+    run: RowRun,
+    corpus: Corpus,
+    device: torch.device,
+    *,
+    force: bool = False,
+    max_seconds: float | None = None,
+    side_by_side: int = 1,
 ) -> Generator[RowEvent, None, None]:
-    """Trains and measures a row, an event at a time; the last one is `RowDone` or `RowStopped`.
+    """Trains, scores and times a row, an event at a time; the last one is `RowDone` or `RowStopped`.
 
-    A result that is there is not made again; `force` forgets it first.
+    A result that is there is not made again, what it lacks is added; `force` forgets it first. `side_by_side`: so many
+    share the device; if it is not this one alone, times are left for later.
     """
     if force:
         run.discard()
-    found = run.found()
-    if found is not None:
-        yield RowDone(found[1], found[0], fresh=False)
-        return
-    if not force and not run.folder.exists():
-        _refuse_outdated(run)
+    fresh = False
+    found = run.scored()
+    if found is None:
+        if not force and not run.folder.exists():
+            _refuse_outdated(run)
+        found = yield from _train_and_score(run, corpus, device, max_seconds, side_by_side)
+        if found is None:
+            return
+        fresh = True
+    path, result = found
+    if side_by_side == 1 and not run.is_timed(result):
+        result = yield from _with_times(run, result, corpus, device)
+        write_result(path.parent, result)
+        fresh = True
+    yield RowDone(result, path, fresh)
+
+
+def _train_and_score(
+    run: RowRun, corpus: Corpus, device: torch.device, max_seconds: float | None, side_by_side: int
+) -> Generator[RowEvent, None, tuple[Path, Result] | None]:
     measured: list[Measured] = []
     trained: Trained | None = None
     message = ""
     begun = time.monotonic()
     try:
-        trained = yield from train_row(run.row, run.seed, corpus, device, run.place, max_seconds)
+        trained = yield from train_row(run.row, run.seed, corpus, device, run.place, max_seconds, side_by_side)
         if trained is None:
-            return
-        for what in _measure(trained, run.row, training_text(corpus, run.row)):
-            if isinstance(what, Working):
-                yield what
-            else:
-                measured.append(what)
+            return None
+        measured = [Measured("parameters", float(trained.num_parameters)), *trained.others]
+        yield Working("scoring")
+        text = training_text(corpus, run.row)
+        measured += perplexities(trained.scorer, text, test=run.row.test, windows=run.row.windows)
     except DivergedError as error:
         message = str(error)
     folder, table_name, row_name = run.written_as()
@@ -160,7 +184,23 @@ def run_row(
     path = write_result(folder, result)
     if run.row.passing:
         shutil.rmtree(run.folder, ignore_errors=True)
-    yield RowDone(result, path, fresh=True)
+    return path, result
+
+
+def _with_times(run: RowRun, result: Result, corpus: Corpus, device: torch.device) -> Generator[RowEvent, None, Result]:
+    """Times do not depend on the weights: those of a fresh model, so they can be taken long after the training."""
+    recipe, text = with_seed(run.row.settings, run.seed), training_text(corpus, run.row)
+    assert isinstance(recipe, Recipe)
+    yield Working("timing")
+    blocks = yield from shared_blocks(recipe, text, run.place.blocks)
+    model = recipe.make_model(text, blocks).to(device)
+    taken = [*times(model, recipe, text), seconds_per_epoch(model, recipe, text)]
+    where = "" if device_name(device) == result.device else f", on {device_name(device)}"
+    return replace(
+        result,
+        measured={**result.measured, **{one.quantity: one.value for one in taken}},
+        protocols={**result.protocols, **{one.quantity: one.protocol + where for one in taken}},
+    )
 
 
 def _refuse_outdated(run: RowRun) -> None:
@@ -169,14 +209,3 @@ def _refuse_outdated(run: RowRun) -> None:
             f"{path} is of this row with other settings ({'; '.join(differences) or 'some are gone'}): run it again with --force, "
             "which keeps that file, or undo the change"
         )
-
-
-def _measure(trained: Trained, row: Row, corpus: Corpus) -> Iterator[Measured | Working]:
-    yield Measured("parameters", float(trained.num_parameters))
-    yield from trained.others
-    if trained.hmm is not None and row.timings:
-        yield Working("timing")
-        yield from times(*trained.hmm, corpus)
-        yield seconds_per_epoch(*trained.hmm, corpus)
-    yield Working("scoring")
-    yield from perplexities(trained.scorer, corpus, test=row.test, windows=row.windows)

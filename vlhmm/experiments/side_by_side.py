@@ -1,14 +1,14 @@
 """Several rows trained at once on one device: small models leave most of a GPU idle.
 
-Each has a thread, and on a GPU a stream, of its own. A row whose steps are timed is only trained here, and measured when nothing
-runs beside it; all others end with their results.
+Each has a thread, and on a GPU a stream, of its own. Rows end with their results; where a row's steps are timed, that is left
+for when nothing runs beside it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,18 +17,14 @@ from queue import SimpleQueue
 import torch
 
 from vlhmm.data import Corpus
-from vlhmm.experiments.row_events import RowStopped
-from vlhmm.experiments.row_training import train_row
 from vlhmm.experiments.rows import RowEvent, RowRun, run_row
-from vlhmm.train import LOG_STEPS, DivergedError, StepEvent
+from vlhmm.train import LOG_STEPS, StepEvent
 
 
 @dataclass(frozen=True)
 class TrainingEnded:
-    """Of one row."""
+    """Of one row; its last event before this one says how."""
 
-    to_its_end: bool
-    """All of it is made: only measuring is left."""
     error: Exception | None
 
 
@@ -36,9 +32,10 @@ SideEvent = RowEvent | TrainingEnded
 
 
 def train_side_by_side(
-    runs: Sequence[RowRun], corpus: Corpus, device: torch.device, jobs: int, max_seconds: float | None = None
+    runs: Sequence[tuple[RowRun, Corpus]], device: torch.device, jobs: int, max_seconds: float | None = None
 ) -> Iterator[tuple[RowRun, SideEvent]]:
-    """Trains rows, `jobs` at a time, all together for `max_seconds`; `run_row` then finds what is done, or goes on with it."""
+    """Trains and scores rows, each on its corpus, `jobs` at a time, all together for `max_seconds`; `run_row` then adds
+    times, or goes on."""
     events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
@@ -46,20 +43,14 @@ def train_side_by_side(
     for _ in range(jobs):
         streams.put(torch.cuda.Stream(device) if device.type == "cuda" else None)
 
-    def train(run: RowRun) -> None:
+    def train(run: RowRun, corpus: Corpus) -> None:
         error: Exception | None = None
-        to_its_end = False
         stream = streams.get()
         try:
             if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
                 return
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if run.row.timings:
-                training: Generator[RowEvent, None, object] = train_row(
-                    run.row, run.seed, corpus, device, run.place, left, jobs
-                )
-            else:
-                training = run_row(run, corpus, device, max_seconds=left)
+            training = run_row(run, corpus, device, max_seconds=left, side_by_side=jobs)
             with torch.cuda.stream(stream) if stream else nullcontext():
                 for event in training:
                     if stopping.is_set():
@@ -67,19 +58,15 @@ def train_side_by_side(
                         return
                     if not isinstance(event, StepEvent) or event.step % LOG_STEPS == 0:
                         events.put((run, event))
-                    to_its_end = not isinstance(event, RowStopped)
-        except DivergedError:
-            # `run_row` meets it again and writes it down.
-            pass
         except Exception as caught:
             error = caught
         finally:
             streams.put(stream)
-            events.put((run, TrainingEnded(to_its_end and error is None, error)))
+            events.put((run, TrainingEnded(error)))
 
     with ThreadPoolExecutor(jobs) as pool:
-        for run in runs:
-            pool.submit(train, run)
+        for run, corpus in runs:
+            pool.submit(train, run, corpus)
         try:
             for _ in runs:
                 yield from _until_one_ends(events)
