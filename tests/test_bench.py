@@ -13,13 +13,13 @@ from tiny import tiny_corpus
 from torch import Tensor
 from typer.testing import CliRunner
 
-from bench import epoch, first_step, largest, memory
+from bench import epoch, errors, first_step, largest, memory
 from bench.__main__ import app
 from bench.errors import error_rows
 from bench.floor import Needs, Rates
 from bench.measure import Result, compare
 from bench.original import step_error
-from bench.ours import Ours, first_steps, step_inputs
+from bench.ours import Initialisation, Ours, first_steps, step_inputs
 from bench.peers import PlainLoop
 from bench.report import Row
 from bench.sizes import step_sizes
@@ -29,6 +29,7 @@ from bench.workloads import (
     DenseSizes,
     NotOffered,
     Timed,
+    TransitionKind,
     Truth,
     Work,
     dense_inputs,
@@ -222,6 +223,15 @@ def test_errors_of_a_wrong_model_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Truth, "log_prob", lambda truth: 1.001 * exact(truth))
     dense = next(iter(error_rows(CPU, quick=True)))
     assert dense.worst == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("initialisation", ["paper", "code"])
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+def test_tf32_is_within_its_error_from_either_start(transition: TransitionKind, initialisation: Initialisation) -> None:
+    sizes = replace(errors._blocked_sizes(transition, quick=False), num_blocks=32)
+    (row,) = errors._blocked(sizes, initialisation, torch.device("cuda"), ["tf32"])
+    assert row.worst <= row.allowed
 
 
 def test_peaks_are_of_work_that_was_done(monkeypatch: pytest.MonkeyPatch) -> None:

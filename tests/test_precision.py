@@ -19,7 +19,7 @@ from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.scorer import NeuralScorer
 from vlhmm.baselines.settings import FeedForwardSettings
 from vlhmm.ops.recursion import product
-from vlhmm.precision import Precision, float32_products
+from vlhmm.precision import Precision, float32_products, network_products
 from vlhmm.step import Step
 from vlhmm.train_settings import TrainSettings
 
@@ -113,6 +113,12 @@ def test_within_the_highest_precision_tf32_is_not_needed_but_not_the_other_way_r
     assert read() == "highest"
 
 
+@pytest.mark.parametrize(("precision", "expected"), [("bf16", "high"), ("tf32", "highest"), ("highest", "highest")])
+def test_networks_read_tf32_only_beside_bf16(precision: Precision, expected: str) -> None:
+    with network_products(precision, GPU):
+        assert read() == expected
+
+
 def test_no_other_module_touches_the_setting() -> None:
     package = Path(vlhmm.__file__).parent
     setting = re.compile(r"float32_matmul_precision|allow_tf32|fp32_precision")
@@ -124,8 +130,9 @@ def test_models_trained_and_scored_side_by_side_keep_to_their_precision(monkeypa
     def as_on_a_gpu(one: Precision, _: torch.device) -> AbstractContextManager[None]:
         return float32_products(one, GPU)
 
-    for name in ("step", "evaluate", "baselines.adam", "baselines.scorer"):
+    for name in ("evaluate", "baselines.adam", "baselines.scorer"):
         monkeypatch.setattr(import_module(f"vlhmm.{name}"), "float32_products", as_on_a_gpu)
+    monkeypatch.setattr("vlhmm.step.network_products", lambda one, _: network_products(one, GPU))
     corpus = tiny_corpus(60)
     windows = torch.randint(corpus.tokenizer.vocab_size, (10, 4, 16), generator=torch.Generator().manual_seed(0))
     lengths = torch.full((4,), 16)
@@ -151,7 +158,7 @@ def test_models_trained_and_scored_side_by_side_keep_to_their_precision(monkeypa
         step = Step(model, TrainSettings(batch_size=4, window=16))
         for window in windows:
             step(window, 0.01, fresh=True)
-        assert seen == {(True, "highest" if one == "highest" else "high")}
+        assert seen == {(True, "high" if one == "bf16" else "highest")}
 
     def train_and_score_a_baseline() -> None:
         model = FeedForward(FeedForwardSettings(order=3, dim=8, batch_size=4, window=16), corpus.tokenizer.vocab_size)
@@ -162,7 +169,8 @@ def test_models_trained_and_scored_side_by_side_keep_to_their_precision(monkeypa
             NeuralScorer(model).score_window(window, lengths, None)
         assert seen == {(True, "high"), (False, "highest")}
 
-    in_threads(lambda: train_hmm("highest"), lambda: train_hmm("tf32"), train_and_score_a_baseline)
+    hmms = [lambda one=one: train_hmm(one) for one in ("bf16", "tf32", "highest")]
+    in_threads(*hmms, train_and_score_a_baseline)
     assert read() == "highest"
 
 

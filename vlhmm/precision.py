@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
 
 import torch
 
 Precision = Literal["bf16", "tf32", "highest"]
-"""The operands of matrix products on a GPU; highest: float32. Sums and messages are float32 always, and a CPU, or float64 anywhere,
-computes in the tensors' own type."""
+"""The operands of matrix products on a GPU; highest: float32. tf32: those of the recursion and of gradients; networks read float32, and
+logits are made of operands split in two. Sums and messages are float32 always, and a CPU, or float64 anywhere, computes in the
+tensors' own type."""
 
 _Setting = Literal["high", "highest"]
 
@@ -58,6 +59,14 @@ def float32_products(precision: Precision, device: torch.device) -> Iterator[Non
     finally:
         _of_this_thread.setting = None
         _give_back()
+
+
+def network_products(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """`float32_products` for the networks of a model of this precision: tf32 for bf16, else float32.
+
+    They are a small part of the work, but operands of tf32 in them would be the larger part of that precision's error.
+    """
+    return float32_products("tf32" if precision == "bf16" else "highest", device)
 
 
 def _take(wanted: _Setting) -> None:

@@ -22,7 +22,7 @@ from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Kept, Model, Window, held_and_others
 from vlhmm.ops.clipping import clip_gradients
-from vlhmm.precision import float32_products
+from vlhmm.precision import network_products
 from vlhmm.tables import Belief
 from vlhmm.train_settings import TrainSettings
 
@@ -63,10 +63,12 @@ class Step:
         self.generator = torch.Generator(device).manual_seed(settings.seed)
         self._tokens = torch.zeros(settings.batch_size, settings.window, dtype=torch.int64, device=device)
         self._lengths = torch.full((settings.batch_size,), settings.window, device=device)
-        self.loss = torch.zeros((), device=device)
+        self.loss = torch.zeros((), dtype=self.parameters[0].dtype, device=device)
         """Of the last step, in nats per token."""
         self.gradient_norm = torch.zeros((), device=device)
         self.token_log_probs = self._zeros(settings.batch_size, settings.window)
+        self._token_cotangent = torch.full_like(self.token_log_probs, -1 / self.token_log_probs.numel())
+        """Of the loss."""
         self.static_shapes = False
         """Whether the last step can be captured in a graph: nothing of it waited for the device."""
         self.count = 0
@@ -101,10 +103,10 @@ class Step:
         if dropout != self.dropout:
             self._begin_dropout(dropout)
 
-    def _draw(self, generator: torch.Generator) -> Window:
+    def _draw(self, generator: torch.Generator, into: Tensor | None = None) -> Window:
         if self.settings.dropout == "columns":
             return self.model.columns_after_dropout(self.dropout, generator)
-        return self.model.kept_after_dropout(self.dropout, generator)
+        return self.model.kept_after_dropout(self.dropout, generator, into)
 
     def __call__(
         self,
@@ -150,7 +152,7 @@ class Step:
 
     def products(self) -> AbstractContextManager[None]:
         """What the networks' products read, while they are launched or captured."""
-        return float32_products(self.model.settings.precision, self.loss.device)
+        return network_products(self.model.settings.precision, self.loss.device)
 
     def _change_objective(self) -> None:
         """From p(x) to p(x, z) or back; a graph holds one of them."""
@@ -170,20 +172,18 @@ class Step:
         previous = None
         if not fresh and self._kept is not None:
             previous = Kept(self._kept[self.model.group_of_word[self._belief.token]])
-        window = self._draw(self.generator)
+        window = self._draw(self.generator, self._kept)
         # A window that goes on from a belief and never resets asks nothing of the start.
         begins = fresh or self.model.reset_token is not None
         tables, transition = self.model(previous, window, with_start=begins)
         boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
-        batch = Batch(self._tokens, self._lengths)
+        batch = Batch(self._tokens, self._lengths, full=True)
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
         self._climb(scored.token_log_probs)
         self._belief.token.copy_(scored.belief.token)
         self._belief.log_probs.copy_(scored.belief.log_probs.detach())
-        if self._kept is not None and isinstance(window, Kept):
-            self._kept.copy_(window.states)
 
     def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
         """log p(x_t, z_t | z_t-1). All states take part, whatever the dropout: a token's own must not be missing."""
@@ -195,16 +195,16 @@ class Step:
         return path_log_probs(tables, Batch(tokens, self._lengths + 1), states, first_given=True)[:, 1:]
 
     def _climb(self, token_log_probs: Float[Tensor, "B T"]) -> None:
-        loss = -token_log_probs.sum() / self._tokens.numel()
         # A gradient that is not added to another needs neither zeros before nor a sum after.
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        # Not from the loss: that would be made of these numbers, and taken apart again.
+        token_log_probs.backward(self._token_cotangent)
         unused = [parameter for parameter in self.parameters if parameter.grad is None]
         sizes = [parameter.numel() for parameter in unused]
         for parameter, zeros in zip(unused, self._zeros(sum(sizes)).split(sizes), strict=True):
             parameter.grad = zeros.view_as(parameter)
-        self.loss.copy_(loss.detach())
         self.token_log_probs.copy_(token_log_probs.detach())
+        torch.sum(self.token_log_probs, dim=(0, 1), out=self.loss).div_(-self._tokens.numel())
 
     def update(self) -> None:
         """The optimizer's step and the running average."""

@@ -52,6 +52,15 @@ def test_the_generator_decides():
     assert not torch.equal(first.states, other.states)
 
 
+def test_a_draw_may_be_written_to_a_given_place():
+    there = torch.zeros(4, 4, dtype=torch.int64)
+    drawn, expected = (draw_kept(4, 9, 0.5, torch.Generator().manual_seed(7), into=into) for into in (there, None))
+    assert drawn is not None
+    assert expected is not None
+    assert drawn.states is there
+    assert torch.equal(there, expected.states)
+
+
 def test_without_dropout_all_are_kept_and_nothing_is_drawn():
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()

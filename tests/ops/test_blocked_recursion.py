@@ -189,6 +189,14 @@ def test_a_tile_in_pieces_equals_the_reference(kind: type) -> None:
     check_kernels(factors, "highest", cut=replace(launch.cut_for(19, "highest"), **sizes, sum_programs=5))
 
 
+@pytest.mark.parametrize("width", [18, 34])
+def test_two_products_with_one_tile_equal_the_reference(width: int) -> None:
+    """Of 16 features each: 18 and 34 leave a part of the second or all of it out."""
+    factors = random_factors(SoftmaxTransition, 4, batch=2, positions=3, states=19, groups=3, width=width)
+    sizes = {"sum_rows": 16, "sum_inner": 16, "sum_width": 16, "sum_two": True}
+    check_kernels(factors, "highest", cut=replace(launch.cut_for(19, "highest"), **sizes, sum_programs=5))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_group_at_every_position_is_summed_over_all(kind: type) -> None:
     factors = random_factors(kind, 5, groups=1, entering=0)
@@ -299,6 +307,25 @@ def test_nothing_to_begin_from_is_no_obstacle() -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("asked", ["token_log_probs", "log_last"])
+def test_what_nothing_is_asked_of_is_as_if_asked_with_zeros(kind: type, asked: str) -> None:
+    factors = moved_to(random_factors(kind, 17), DEVICE)
+    leaves = {name: leaf.clone().requires_grad_(name != "log_inits") for name, leaf in leaves_of(factors).items()}
+    run = blocked_recursion_by_kernels(with_leaves(factors, leaves), "highest")
+    cotangents = dict(zip(("token_log_probs", "log_last"), cotangents_for(factors), strict=True))
+    wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+    found = torch.autograd.grad(getattr(run, asked), wanted, cotangents[asked].to(run.log_last))
+    only = {name: one if name == asked else torch.zeros_like(one) for name, one in cotangents.items()}
+    expected = results(
+        lambda given: blocked_recursion_by_kernels(given, "highest"),
+        factors,
+        (only["token_log_probs"], only["log_last"]),
+    )
+    for gradient, name in zip(found, (name for name in leaves if name != "log_inits"), strict=True):
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-6)
+
+
 def test_too_many_states_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1025 states.*at most 1024"):
         launch.cut_for(1025, "bf16")
@@ -339,6 +366,26 @@ def test_bf16_operands_are_within_their_error(kind: type) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tf32_operands_are_within_their_error(kind: type) -> None:
     check_kernels(random_factors(kind, 3, batch=1, positions=64 if DEVICE == "cuda" else 4), "tf32")
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 16, 5, 4, 32), pytest.param((5, 64, 128, 16, 256), marks=pytest.mark.gpu)], ids=str
+)
+@pytest.mark.parametrize("kind", [BlockFactoredTransition, SoftmaxTransition])
+def test_tf32_logits_are_as_good_as_float32(kind: type, shape: tuple[int, int, int, int, int]) -> None:
+    """Features N(0, 1): the logits are in the tens, and operands of tf32 alone would put log p off by more than 3e-5."""
+    factors = random_factors(kind, 3, *shape, dtype=torch.float64)
+    out = (factors.transition.out * (shape[-1] ** 0.5 / 2)).float().double()
+    into = factors.transition.into.float().double()
+    transition = replace(factors.transition, out=out, into=into)
+    if isinstance(transition, SoftmaxTransition):
+        transition = replace(transition, log_normalizer=(out @ into.T).logsumexp(1))
+    factors = replace(factors, transition=transition, init_of=torch.full_like(factors.init_of, -1))
+    expected = reference.blocked_recursion(factors)[0].sum(1)
+    run = blocked_recursion_by_kernels(moved_to(factors, DEVICE, torch.float32), "tf32")
+    found = run.token_log_probs.double().sum(1).cpu()
+    # The matrix units cut sums off at 24 bits, always towards zero.
+    assert ((found - expected).abs() <= (1e-5 if DEVICE == "cuda" else 1e-6) * expected.abs()).all()
 
 
 @pytest.mark.gpu

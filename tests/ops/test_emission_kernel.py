@@ -178,6 +178,17 @@ def test_operands_and_cotangent_may_be_views_and_any_may_be_constant(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_tf32_logits_are_made_of_all_bits(device):
+    support = on(device, (SMALL if device == "cpu" else LARGE)["uneven"][0])
+    layout = word_layout(support.group_of_word, support.num_groups, 16)
+    # No bf16 or tf32 holds these.
+    emit, words, bias = (operand.detach() * 1.2345678 for operand in inputs(support, 67))
+    value = launch.tiled_log_emission(emit, words, bias, layout, "tf32")
+    expected = reference.log_emission(emit.double(), words.double(), bias.double(), support)
+    assert_near(value, expected, TOLERANCE["tf32"][0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_tf32_operands_are_rounded_to_nearest(device):
     values = torch.tensor([1.0, 1 + 2**-11, 1 + 2**-11 + 2**-20, -1 - 3 * 2**-12, 0.0, 2 - 2**-23], device=device)
     rounded = torch.empty_like(values)
@@ -190,7 +201,7 @@ def test_tf32_operands_are_rounded_to_nearest(device):
 def round_to_tf32(values, rounded, count):
     index = triton.language.arange(0, 16)
     loaded = triton.language.load(values + index, mask=index < count)
-    triton.language.store(rounded + index, kernel.operand(loaded, "tf32"), mask=index < count)
+    triton.language.store(rounded + index, kernel.operand(loaded, "tf32", "tf32"), mask=index < count)
 
 
 @pytest.mark.parametrize("tile_words", [1, 3, 16, None])

@@ -10,7 +10,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from vlhmm.ops.row_logsumexp import kernel, reference, row_logsumexp, tiled_row_logsumexp
+from vlhmm.ops.row_logsumexp import (
+    kernel,
+    reference,
+    row_logsumexp,
+    tiled_factors_and_row_logsumexp,
+    tiled_row_logsumexp,
+)
 
 # Relative to the largest element: the interpreter multiplies in float32, the GPU in the precision asked for.
 TOLERANCE = {"highest": 3e-6, "bf16": 4e-3}
@@ -99,6 +105,77 @@ def test_parts_of_the_streamed_operand_add_up(device, num_splits):
     expected = value_and_gradients(reference.row_logsumexp, *exact, weight.double())
     for actual, wanted in zip((log_sum, weight[:, None] * mean, gradient), expected, strict=True):
         assert_near(actual, wanted, 3e-6)
+
+
+def other_readers(out: torch.Tensor, into: torch.Tensor, kind: str) -> torch.Tensor:
+    """What others make of the factors, such that their gradients are whole, one number for all, or part of a wider one."""
+    if kind == "whole":
+        return out.sin().sum() + into.cos().sum()
+    if kind == "expanded":
+        return 3 * out.sum() - into.sum()
+    ones = out.new_ones
+    return torch.cat([out, ones(out.shape[0], 1)], 1).square().sum() + torch.cat([ones(1, into.shape[1]), into]).sum()
+
+
+@pytest.mark.parametrize("size", range(len(SMALL)))
+@pytest.mark.parametrize("kind", ["whole", "expanded", "part of a wider one"])
+@pytest.mark.parametrize("some_dead", [False, True])
+@pytest.mark.parametrize(("device", "precision"), PRECISIONS)
+def test_gradients_of_other_readers_are_added(device, precision, some_dead, kind, size):
+    out, into = features(*(SMALL if device == "cpu" else LARGE)[size], device)
+    live = None
+    if some_dead:
+        live = torch.arange(into.shape[0], device=device) % 3 != 1
+    weight = weights(out.shape[0], device)
+
+    read_out, read_into, value = tiled_factors_and_row_logsumexp(out, into, live, precision=precision)
+    assert torch.equal(read_out, out)
+    assert torch.equal(read_into, into)
+    found = torch.autograd.grad(value @ weight + other_readers(read_out, read_into, kind), [out, into])
+    exact = [operand.detach().double().requires_grad_() for operand in (out, into)]
+    alive = exact[1] if live is None else exact[1][live]
+    total = reference.row_logsumexp(exact[0], alive) @ weight.double() + other_readers(*exact, kind)
+    for actual, wanted in zip(found, torch.autograd.grad(total, exact), strict=True):
+        assert_near(actual, wanted, TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_other_readers_may_be_alone_or_of_one_factor(device):
+    out, into = features(6, 9, 5, device)
+    read_out, read_into, _ = tiled_factors_and_row_logsumexp(out, into, precision="highest")
+    found = torch.autograd.grad(other_readers(read_out, read_into, "whole"), [out, into])
+    torch.testing.assert_close(found, torch.autograd.grad(other_readers(out, into, "whole"), [out, into]))
+    for reader in (0, 1):
+        *read, value = tiled_factors_and_row_logsumexp(out, into, precision="highest")
+        found = torch.autograd.grad(value.sum() + read[reader].exp().sum(), [out, into])
+        exact = [operand.detach().double().requires_grad_() for operand in (out, into)]
+        total = reference.row_logsumexp(*exact).sum() + exact[reader].exp().sum()
+        for actual, wanted in zip(found, torch.autograd.grad(total, exact), strict=True):
+            assert_near(actual, wanted, 3e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_gradient_of_others_is_added_once_whatever_the_parts(device, num_splits):
+    out, into = (operand.detach() for operand in features(37, 70, 19, device))
+    barred = into.clone()
+    # A row that is dead by itself still has others' gradient.
+    barred[3, 0] = -torch.inf
+    tiles = kernel.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
+    settings = {"precision": "highest", "tiles": tiles, "num_splits": num_splits}
+    packed = kernel.pack(out, "highest"), kernel.pack(barred, "highest")
+    log_sum, _ = kernel.forward(*packed, with_mean=True, **settings)
+    alone = kernel.grad_into(*packed, log_sum, weights(37, device), **settings)
+    together = kernel.grad_into(*packed, log_sum, weights(37, device), 2 * into, **settings)
+    assert_near(together, (alone + 2 * into).double(), 1e-6)
+
+
+def test_results_are_views_of_nothing():
+    """Parts of them are put together again by their base, and must not lead past this gradient."""
+    out, into = features(6, 9, 5, "cuda" if torch.cuda.is_available() else "cpu")
+    for result in tiled_factors_and_row_logsumexp(out * 1, into * 1, precision="highest"):
+        assert result._base is None
+        assert all(part._base is result for part in result.split([2, result.shape[0] - 2]))
 
 
 @pytest.mark.parametrize("device", DEVICES)

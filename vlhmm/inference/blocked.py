@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vlhmm.inference.gather import Batch, Boundary, window_starts
+from vlhmm.inference.gather import Batch, Boundary, log_inits, log_previous
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
+from vlhmm.ops.window_groups import window_groups
 from vlhmm.tables import Belief, BlockFactoredTransition, SoftmaxTransition, Tables, TableTransition, Transition
 
 MOST_STATES = 1024
@@ -45,27 +46,22 @@ def blocked_window(
 
 def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> BlockedFactors:
     """The factors of a window, the rows of a boundary behind those of the tables."""
-    starts = window_starts(tables, batch, belief)
-    transition = tables.transition
-    if belief is None:
-        first = torch.zeros_like(starts.group[:, 0])
-    elif boundary is None:
-        first = tables.support.group_of_word[belief.token]
-    else:
-        num_groups, size = tables.support.num_groups, batch.tokens.shape[0]
-        first = torch.arange(num_groups, num_groups + size, device=tables.device)
+    support, transition = tables.support, tables.transition
+    past, first_entered = None if belief is None else belief.token, None
+    if belief is not None and boundary is not None:
+        first_entered = support.num_groups
         transition = _with_rows(transition, boundary)
-    source = torch.cat([first[:, None], starts.group[:, :-1]], dim=1)
+    groups = window_groups(batch.tokens, support.group_of_word, tables.reset_token, past, first_entered)
     return BlockedFactors(
-        starts.log_previous,
-        starts.log_inits,
-        starts.init_of,
+        log_previous(tables, batch, belief),
+        log_inits(tables),
+        groups.init_of,
         transition,
-        source,
-        starts.group,
+        groups.source,
+        groups.target,
         tables.emissions_of(batch.tokens),
         batch.lengths,
-        None if tables.support.partition else tables.support.states_of_group,
+        None if support.partition else support.states_of_group,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
 from vlhmm.ops.recursion.reference import safe_logsumexp
+from vlhmm.ops.window_groups import beginnings
 from vlhmm.ops.word_rows import word_rows
 from vlhmm.tables import Belief, Support, Tables, TableTransition, Transition
 
@@ -44,6 +45,8 @@ class Batch:
 
     tokens: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
+    full: bool = False
+    """All lengths are known to be T, without a look at them."""
 
     @property
     def num_positions(self) -> int:
@@ -53,6 +56,8 @@ class Batch:
         return torch.arange(self.num_positions, device=self.lengths.device) < self.lengths[:, None]
 
     def last_tokens(self) -> Int[Tensor, " B"]:
+        if self.full:
+            return self.tokens[:, -1]
         return self.tokens.gather(1, (self.lengths - 1)[:, None])[:, 0]
 
 
@@ -69,26 +74,25 @@ class Starts:
 
 def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts:
     support = tables.support
-    if one_tile(support):
-        # Small launches count: they are all that a short text takes on a GPU.
-        group, log_inits = torch.zeros_like(batch.tokens), tables.log_start[None]
-    else:
-        group = support.group_of_word[batch.tokens]
-        if support.partition:
-            log_inits = tables.log_start.view(support.num_groups, -1)
-        else:
-            log_inits = support.rows(tables.log_start, torch.arange(support.num_groups, device=group.device))
-    if tables.reset_token is None:
-        init_of = torch.full_like(group, -1)
-    else:
-        first = batch.tokens[:, :1] if belief is None else belief.token[:, None]
-        previous = torch.cat([first, batch.tokens[:, :-1]], dim=1)
-        init_of = group.masked_fill(previous != tables.reset_token, -1)
-    if belief is None:
-        init_of[:, 0] = group[:, 0]
-        log_previous = tables.log_emission.new_zeros(group.shape[0], support.states_per_word)
-        return Starts(group, log_previous, log_inits, init_of)
-    return Starts(group, belief.log_probs, log_inits, init_of)
+    # Small launches count: they are all that a short text takes on a GPU.
+    group = torch.zeros_like(batch.tokens) if one_tile(support) else support.group_of_word[batch.tokens]
+    init_of = beginnings(group, batch.tokens, tables.reset_token, None if belief is None else belief.token)
+    return Starts(group, log_previous(tables, batch, belief), log_inits(tables), init_of)
+
+
+def log_previous(tables: Tables, batch: Batch, belief: Belief | None) -> Float[Tensor, "B K"]:
+    """The message that a window begins from; without a belief nothing reads it."""
+    if belief is not None:
+        return belief.log_probs
+    return tables.log_emission.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
+
+
+def log_inits(tables: Tables) -> Float[Tensor, "G K"]:
+    """The start by group."""
+    support = tables.support
+    if support.partition:
+        return tables.log_start.view(support.num_groups, -1)
+    return support.rows(tables.log_start, torch.arange(support.num_groups, device=tables.device))
 
 
 def window_factors(

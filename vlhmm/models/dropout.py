@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from vlhmm.ops.drawn_states import drawn_states
 from vlhmm.tables import Support
 
 
@@ -38,19 +39,20 @@ def draw_kept(
     dropout: float,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
+    into: Int[Tensor, "M kept"] | None = None,
 ) -> Kept | None:
     """Equally many states of each block, uniformly without replacement; None: all are kept.
 
-    Drawn on the generator's device and then moved to `device`.
+    Drawn on the generator's device and then moved to `device`, or to where `into` is.
     """
     kept = kept_per_block(states_per_block, dropout)
     if kept == states_per_block:
         return None
     # Gumbel top-k with equal weights: any independent continuous keys order the states in the same way.
     keys = torch.rand(num_blocks, states_per_block, generator=generator, device=generator.device if generator else None)
-    within_block = keys.topk(kept, dim=1).indices.sort(dim=1).values
-    first_of_block = torch.arange(num_blocks, device=keys.device)[:, None] * states_per_block
-    return Kept((within_block + first_of_block).to(device=device))
+    if into is not None:
+        return Kept(drawn_states(keys, kept, into))
+    return Kept(drawn_states(keys, kept).to(device=device))
 
 
 def draw_columns(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vlhmm.models.settings import ModelSettings, Role
 from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.residual_network import Parameters, residual_networks
+from vlhmm.ops.state_rows import state_rows
 from vlhmm.precision import Precision
 
 
@@ -81,11 +82,12 @@ class StateEncoder(nn.Module):
     def features(
         self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
     ) -> StateFeatures:
-        """The features of `states`; None: of all. `leaving`: these are left, `states` themselves first; None: they alone."""
+        """The features of `states`, which all differ; None: of all. `leaving`: these are left, `states` themselves first; None:
+        they alone."""
         # Looked up and encoded together, so that the gradient of a large table is made once.
         num_states = self.embedding.num_embeddings if states is None else states.shape[0]
         leaving = states if leaving is None else leaving
-        embedded = self._embedded(self.embedding, leaving)
+        embedded, first = self._embedded_from(self.embedding, leaving, num_states)
         num_left = embedded.shape[0]
         together: Readers = {"into": (self.into_network, num_states)}
         if start and self.start != "left":
@@ -94,11 +96,11 @@ class StateEncoder(nn.Module):
             together["out"] = self.out_network, num_left
         if self.emit_embedding is None:
             together["emit"] = self.emit_network, num_states
-        features = _encoded(embedded, together)
+        features = _encoded(embedded, first, together)
         if self.out_embedding is not None:
-            features["out"] = self.out_network(self._embedded(self.out_embedding, leaving))
+            features["out"] = self.out_network(self._embedded_from(self.out_embedding, leaving, num_states)[0])
         if self.emit_embedding is not None:
-            features["emit"] = self.emit_network(self._embedded(self.emit_embedding, states))
+            features["emit"] = self.emit_network(self._embedded_from(self.emit_embedding, states, num_states)[0])
         if start and self.start == "left":
             features["start"] = features["out"][:num_states]
         return StateFeatures(features.get("start"), features["out"], features["into"], features["emit"])
@@ -115,7 +117,20 @@ class StateEncoder(nn.Module):
         return features
 
     def _embedded(self, embedding: nn.Embedding, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
-        own = rows(embedding.weight, states)
+        return self._beside_block(rows(embedding.weight, states), states)
+
+    def _embedded_from(
+        self, embedding: nn.Embedding, states: Int[Tensor, " m"] | None, num_first: int
+    ) -> tuple[Float[Tensor, "m H"], Float[Tensor, "n H"]]:
+        """Of all `states`, and of the first of them alone, which must all differ."""
+        own, own_first = (embedding.weight,) * 2 if states is None else state_rows(embedding.weight, states, num_first)
+        if self.block_embedding is None:
+            return own, own_first
+        embedded = self._beside_block(own, states)
+        # Cut where needed only: a slice's gradient is as large as the whole.
+        return embedded, embedded if num_first == embedded.shape[0] else embedded[:num_first]
+
+    def _beside_block(self, own: Float[Tensor, "n D"], states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
         if self.block_embedding is None:
             return own
         if states is None:
@@ -162,8 +177,8 @@ Readers = dict[str, tuple[nn.Module, int]]
 """By role: the network, and how many rows of the embedding it reads."""
 
 
-def _encoded(embedding: Float[Tensor, "m H"], readers: Readers) -> dict[str, Tensor]:
-    """What each reader makes of its rows; residual networks share the products that they can."""
+def _encoded(embedding: Float[Tensor, "m H"], first: Float[Tensor, "n H"], readers: Readers) -> dict[str, Tensor]:
+    """What each reader makes of its rows, all or the first; residual networks share the products that they can."""
     features = dict[str, Tensor]()
     alike = {role: (network, count) for role, (network, count) in readers.items() if isinstance(network, ResidualMLP)}
     if alike:
@@ -176,10 +191,10 @@ def _encoded(embedding: Float[Tensor, "m H"], readers: Readers) -> dict[str, Ten
             precision=networks[0].precision,
         )
         features |= zip(alike, made, strict=True)
-    # Each cut once: a slice's gradient is as large as the whole.
     others = {role: reader for role, reader in readers.items() if role not in alike}
-    parts = {count: embedding if count == embedding.shape[0] else embedding[:count] for _, count in others.values()}
-    return features | {role: network(parts[count]) for role, (network, count) in others.items()}
+    return features | {
+        role: network(first if count == first.shape[0] else embedding) for role, (network, count) in others.items()
+    }
 
 
 def _networks(depth: int, settings: ModelSettings) -> nn.Module:

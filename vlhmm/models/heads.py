@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vlhmm.models.encoder import rows
 from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
-from vlhmm.ops.row_logsumexp import row_logsumexp
+from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
 from vlhmm.precision import Precision
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
@@ -65,7 +65,7 @@ class SoftmaxHead(nn.Module):
     def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         out = _scaled(out, self.out_scale)
         precision = self.precision if torch.is_grad_enabled() else "highest"
-        log_normalizer = row_logsumexp(out, into, live, precision=precision)
+        out, into, log_normalizer = factors_and_row_logsumexp(out, into, live, precision=precision)
         if live is not None:
             out, into = _behind_barrier(out, into, live)
         return SoftmaxTransition(out, into, log_normalizer)

@@ -188,12 +188,14 @@ class Model(nn.Module):
         """`tables_with_boundary`."""
         return self.tables_with_boundary(previous, window, with_start=with_start)
 
-    def kept_after_dropout(self, dropout: float, generator: torch.Generator | None = None) -> Kept | None:
-        """A draw of the states that a window uses; None: all of them."""
+    def kept_after_dropout(
+        self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None
+    ) -> Kept | None:
+        """A draw of the states that a window uses, written to `into` where that is given; None: all of them."""
         if dropout != 0:
             self._check_partition()
-        support = self.support
-        return draw_kept(support.num_groups, support.states_per_word, dropout, generator, support.group_of_word.device)
+        num_blocks, states_per_block = self.states_of_group.shape
+        return draw_kept(num_blocks, states_per_block, dropout, generator, self.group_of_word.device, into)
 
     def columns_after_dropout(self, dropout: float, generator: torch.Generator | None = None) -> LiveColumns | None:
         """A draw of the states that a window may enter; None: all of them."""

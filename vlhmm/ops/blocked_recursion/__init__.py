@@ -120,11 +120,12 @@ class _BlockedRecursion(torch.autograd.Function):
         )
         ctx.kind, ctx.precision, ctx.cut = kind, precision, cut
         ctx.mark_non_differentiable(run.suspect)
+        ctx.set_materialize_grads(False)
         return run.token_log_probs, run.log_last, run.suspect
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         from vlhmm.ops.blocked_recursion import launch
 
         # Asked for once: under checkpointing a second time would be refused.

@@ -92,7 +92,7 @@ def make_tiles(
     M,
     WIDTH: tl.constexpr,
     BLOCK_FACTORED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRODUCT: tl.constexpr,
     K_PAD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -112,8 +112,7 @@ def make_tiles(
     for first in range(0, WIDTH, BLOCK_H):
         left = tl.load(left_at + first, mask=row_in[:, None], other=0.0)
         right = tl.load(right_at + first, mask=column_in[None, :], other=0.0)
-        left, right = nearest_tf32(left, PRECISION), nearest_tf32(right, PRECISION)
-        logits = tl.dot(left, right, logits, input_precision=PRECISION)
+        logits = tl.dot(left, right, logits, input_precision=PRODUCT)
     logits += tl.load(barrier + entered, mask=column_in, other=float("-inf"))[None, :]
     peak = tl.max(logits, axis=1)
     tile = tl.exp(logits - finite_or_zero(peak)[:, None])
@@ -231,20 +230,23 @@ def forward(
     init_of,
     log_previous,
     lengths,
+    found_zero,
     token_log_probs,
     log_last,
     alpha,
     sent,
     totals,
-    doubt,
+    suspect,
     T,
     K,
     K_PAD: tl.constexpr,
     ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """One sequence. Each step waits for the one before, so all that does not is loaded a step ahead.
+    """One sequence. Each step waits for the one before; what does not is on its way to shared memory some pieces ahead.
 
-    `doubt` is 2 where a total was next to nothing, 1 where a single message was, else 0.
+    It is suspect where a total was next to nothing. A single faded message matters only if a tile has zeros: else every
+    state reaches every state.
     """
     CHUNKS: tl.constexpr = K_PAD // ROWS
     b = tl.program_id(0).to(tl.int64)
@@ -252,65 +254,56 @@ def forward(
     inside = state < K
     row = tl.arange(0, ROWS)
     length = tl.load(lengths + b).to(tl.int64)
-    last = tl.maximum(length, 1) - 1
     log_message = tl.load(log_previous + b * K + state, mask=inside, other=float("-inf"))
     message = tl.exp(log_message)
     alive = tl.where(tl.max(log_message, axis=0) > float("-inf"), 1.0, 0.0)
     low = 0
     fading = tl.where((message < TINY) & (log_message > float("-inf")), 1, 0)
     tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
-    weight_at = weight + b * T * K + state
-    emission_at = emission + b * T * K + state
-    next_tile = tl.load(tile_at)
-    next_weight = tl.load(weight_at, mask=inside, other=0.0)
-    next_emission = tl.load(emission_at, mask=inside, other=0.0)
-    next_shift = tl.load(log_shift + b * T)
-    next_init = tl.load(init_of + b * T)
-    for t in range(length):
-        at = b * T + t
-        w, e, shift, init = next_weight, next_emission, next_shift, next_init
-        # The last step loads its own once more, not what lies behind.
-        following = tl.minimum(t + 1, last)
-        next_weight = tl.load(weight_at + following * K, mask=inside, other=0.0)
-        next_emission = tl.load(emission_at + following * K, mask=inside, other=0.0)
-        next_shift = tl.load(log_shift + b * T + following)
-        next_init = tl.load(init_of + b * T + following)
+    predicted = tl.zeros((K_PAD,), dtype=tl.float32)
+    # One loop over steps and the pieces of their tiles, so that the loads of all are pipelined alike. None of them may
+    # read what the loop has written: they run ahead of it.
+    for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
+        at = b * T + i // CHUNKS
+        chunk = i % CHUNKS
+        tile = tl.load(tile_at + i * (ROWS * K_PAD))
+        w = tl.load(weight + at * K + state, mask=inside, other=0.0)
+        e = tl.load(emission + at * K + state, mask=inside, other=0.0)
+        init = tl.load(init_of + at)
         moving = message * w
-        tl.store(sent + at * K + state, moving, mask=inside)
+        part = moving
         if CHUNKS > 1:
-            # A register cannot be indexed by the chunk: `sent` is read back from memory, once all have written it.
-            tl.debug_barrier()
-        predicted = tl.zeros((K_PAD,), dtype=tl.float32)
-        for chunk in range(CHUNKS):
-            tile = next_tile
-            next_chunk = tl.minimum(t * CHUNKS + chunk + 1, last * CHUNKS + CHUNKS - 1)
-            next_tile = tl.load(tile_at + next_chunk * (ROWS * K_PAD))
-            if CHUNKS > 1:
-                rows = chunk * ROWS + row
-                part = tl.load(sent + at * K + rows, mask=rows < K, other=0.0)
-            else:
-                part = moving
-            predicted += tl.sum(part[:, None] * tile.to(tl.float32), axis=0)
-        # What has once become impossible stays so, also when the states begin anew.
-        joint = tl.where(init >= 0, alive, predicted) * e
-        total = tl.sum(joint, axis=0)
-        possible = total > 0.0
-        low = tl.where((total < TINY) & (alive > 0.0), 2, low)
-        alive = tl.where(possible, alive, 0.0)
-        divisor = tl.where(possible, total, 1.0)
-        message = joint * (1.0 / divisor)
-        fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
-        tl.store(alpha + at * K + state, message, mask=inside)
-        tl.store(totals + at, total)
-        tl.store(token_log_probs + at, tl.where(possible, tl.log(divisor) + shift, float("-inf")))
+            part = tl.gather(moving, (chunk * ROWS + row).to(tl.int32), 0)
+        predicted += tl.sum(part[:, None] * tile.to(tl.float32), axis=0)
+        if chunk == CHUNKS - 1:
+            # What has once become impossible stays so, also when the states begin anew.
+            joint = tl.where(init >= 0, alive, predicted) * e
+            total = tl.sum(joint, axis=0)
+            possible = total > 0.0
+            low = tl.where((total < TINY) & (alive > 0.0), 1, low)
+            alive = tl.where(possible, alive, 0.0)
+            message = joint * (1.0 / tl.where(possible, total, 1.0))
+            fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
+            tl.store(sent + at * K + state, moving, mask=inside)
+            tl.store(alpha + at * K + state, message, mask=inside)
+            tl.store(totals + at, total)
+            predicted = tl.zeros((K_PAD,), dtype=tl.float32)
     for t in range(length, T):
-        at = b * T + t
-        tl.store(sent + at * K + state, tl.zeros((K_PAD,), dtype=tl.float32), mask=inside)
-        tl.store(token_log_probs + at, 0.0)
+        tl.store(sent + (b * T + t) * K + state, tl.zeros((K_PAD,), dtype=tl.float32), mask=inside)
+    # All of a sequence's totals are in memory before any is read.
+    tl.debug_barrier()
+    for first in range(0, T, K_PAD):
+        position = first + state
+        within = position < length
+        normalizer = tl.load(totals + b * T + position, mask=within, other=1.0)
+        shift = tl.load(log_shift + b * T + position, mask=within, other=0.0)
+        possible = normalizer > 0.0
+        log_prob = tl.where(possible, tl.log(tl.where(possible, normalizer, 1.0)) + shift, float("-inf"))
+        tl.store(token_log_probs + b * T + position, log_prob, mask=position < T)
     reached = message > 0.0
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
-    tl.store(doubt + b, tl.maximum(low, tl.max(fading, axis=0)))
+    tl.store(suspect + b, tl.maximum(low, tl.max(fading, axis=0) * tl.load(found_zero)) > 0)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -341,6 +334,7 @@ def backward(
     BLOCK_FACTORED: tl.constexpr,
     K_PAD: tl.constexpr,
     ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One sequence from its end; the gradients of the row terms and of the inits are added as they are met."""
     CHUNKS: tl.constexpr = K_PAD // ROWS
@@ -351,68 +345,59 @@ def backward(
     length = tl.load(lengths + b).to(tl.int64)
     last = tl.maximum(length, 1) - 1
     tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
-    vector_at = b * T * K + state
     previous = tl.exp(tl.load(log_previous + b * K + state, mask=inside, other=float("-inf")))
-    before = tl.load(alpha + vector_at + last * K, mask=inside & (length > 0), other=0.0)
-    before = tl.where(length > 0, before, previous)
-    next_before = tl.load(alpha + vector_at + tl.maximum(last - 1, 0) * K, mask=inside & (last > 0), other=0.0)
-    flow = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
-    flow = tl.where(before > 0.0, flow, 0.0)
+    here = tl.load(alpha + (b * T + last) * K + state, mask=inside & (length > 0), other=0.0)
+    here = tl.where(length > 0, here, previous)
+    flow = tl.zeros((K_PAD,), dtype=tl.float32)
+    if last_cotangent is not None:
+        asked = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
+        flow = tl.where(here > 0.0, asked, 0.0)
+    flow_sum = tl.sum(flow, axis=0)
     # dL / dlog alpha over alpha: bounded where the quotient of two small numbers would not be.
-    slope = tl.where(before > 0.0, flow / tl.where(before > 0.0, before, 1.0), 0.0)
-    next_tile = tl.load(tile_at + last * CHUNKS * (ROWS * K_PAD))
-    next_weight = tl.load(weight + vector_at + last * K, mask=inside, other=0.0)
-    next_emission = tl.load(emission + vector_at + last * K, mask=inside, other=0.0)
-    next_total = tl.load(totals + b * T + last)
-    next_cotangent = tl.load(token_cotangent + b * T + last)
-    for step in range(length):
-        t = last - step
+    slope = tl.where(here > 0.0, flow / tl.where(here > 0.0, here, 1.0), 0.0)
+    average = tl.zeros((K_PAD,), dtype=tl.float32)
+    # As in the forward direction; pieces go up within a tile, tiles go down.
+    for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
+        t = last - i // CHUNKS
+        chunk = i % CHUNKS
         at = b * T + t
-        here, before = before, tl.where(t > 0, next_before, previous)
-        w, e, total, cotangent = next_weight, next_emission, next_total, next_cotangent
-        following = tl.maximum(t - 1, 0)
-        next_before = tl.load(alpha + vector_at + tl.maximum(t - 2, 0) * K, mask=inside & (t > 1), other=0.0)
-        next_weight = tl.load(weight + vector_at + following * K, mask=inside, other=0.0)
-        next_emission = tl.load(emission + vector_at + following * K, mask=inside, other=0.0)
-        next_total = tl.load(totals + b * T + following)
-        next_cotangent = tl.load(token_cotangent + b * T + following)
-        init = tl.load(init_of + at)
+        tile = tl.load(tile_at + (t * CHUNKS + chunk) * (ROWS * K_PAD))
+        before = tl.load(alpha + (at - 1) * K + state, mask=inside & (t > 0), other=0.0)
+        w = tl.load(weight + at * K + state, mask=inside, other=0.0)
+        e = tl.load(emission + at * K + state, mask=inside, other=0.0)
+        total = tl.load(totals + at)
+        cotangent = tl.load(token_cotangent + at)
+        init = tl.load(init_of + at).to(tl.int64)
         source = tl.load(source_group + at).to(tl.int64)
         target = tl.load(target_group + at).to(tl.int64)
         # What cannot be has no gradient, whatever was asked of it.
-        slope = tl.where(here > 0.0, slope + (cotangent - tl.sum(flow, axis=0)), 0.0)
-        q = here * slope
+        rising = tl.where(here > 0.0, slope + (cotangent - flow_sum), 0.0)
         # A total of 0 leaves no state reached.
-        r = slope * e * (1.0 / tl.where(total > 0.0, total, 1.0))
-        tl.store(posterior + at * K + state, q, mask=inside)
-        tl.store(ratio + at * K + state, r, mask=inside)
-        average = tl.zeros((K_PAD,), dtype=tl.float32)
-        for chunk in range(CHUNKS):
-            tile = next_tile
-            # Chunks go up within a tile, tiles go down.
-            next_chunk = t * CHUNKS + chunk + 1
-            if chunk + 1 == CHUNKS:
-                next_chunk = following * CHUNKS
-            next_tile = tl.load(tile_at + next_chunk * (ROWS * K_PAD))
-            part = tl.sum(tile.to(tl.float32) * r[None, :], axis=1)
-            rows = chunk * ROWS + row
-            tl.store(mean + at * K + rows, part, mask=rows < K)
-            if CHUNKS == 1:
-                average = part
+        r = rising * e * (1.0 / tl.where(total > 0.0, total, 1.0))
+        part = tl.sum(tile.to(tl.float32) * r[None, :], axis=1)
         if CHUNKS > 1:
-            # As in the forward direction: pieces become whole in memory.
-            tl.debug_barrier()
-            average = tl.load(mean + at * K + state, mask=inside, other=0.0)
-        slope = w * average
-        flow = before * slope
-        used = inside & (flow != 0.0)
-        if BLOCK_FACTORED:
-            tl.atomic_add(d_row_term + (source * K + state) * M + target, flow, mask=used, sem="relaxed")
-        elif d_row_term is not None:
-            of_row = states_of(states, source, state, inside, K)
-            tl.atomic_add(d_row_term + of_row, -flow, mask=used, sem="relaxed")
-        begun = inside & (init >= 0)
-        tl.atomic_add(d_log_inits + init.to(tl.int64) * K + state, q, mask=begun, sem="relaxed")
+            average += tl.where(state // ROWS == chunk, tl.gather(part, state % ROWS, 0), 0.0)
+        else:
+            average = part
+        if chunk == CHUNKS - 1:
+            q = here * rising
+            tl.store(posterior + at * K + state, q, mask=inside)
+            tl.store(ratio + at * K + state, r, mask=inside)
+            tl.store(mean + at * K + state, average, mask=inside)
+            here = tl.where(t > 0, before, previous)
+            slope = w * average
+            flow = here * slope
+            flow_sum = tl.sum(flow, axis=0)
+            used = inside & (flow != 0.0)
+            if BLOCK_FACTORED:
+                tl.atomic_add(d_row_term + (source * K + state) * M + target, flow, mask=used, sem="relaxed")
+            elif d_row_term is not None:
+                of_row = states_of(states, source, state, inside, K)
+                tl.atomic_add(d_row_term + of_row, -flow, mask=used, sem="relaxed")
+            if d_log_inits is not None:
+                begun = inside & (init >= 0)
+                tl.atomic_add(d_log_inits + init * K + state, q, mask=begun, sem="relaxed")
+            average = tl.zeros((K_PAD,), dtype=tl.float32)
     tl.store(d_log_previous + b * K + state, flow, mask=inside)
     nothing = tl.zeros((K_PAD,), dtype=tl.float32)
     for t in range(length, T):
@@ -420,6 +405,14 @@ def backward(
         tl.store(posterior + at * K + state, nothing, mask=inside)
         tl.store(ratio + at * K + state, nothing, mask=inside)
         tl.store(mean + at * K + state, nothing, mask=inside)
+
+
+@triton.jit
+@no_type_check
+def add_rows(total, gradient, states, group, row, feature, K, H):
+    """gradient[states of the group, features] += total."""
+    to = gradient + states_of(states, group, row, row < K, K)[:, None] * H + feature[None, :]
+    tl.atomic_add(to, total, mask=(row < K)[:, None] & (feature < H)[None, :], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_positions", "stretch"])
@@ -447,22 +440,27 @@ def accumulate(
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    TWO: tl.constexpr,
 ):
     """gradient[own states] += dlogits features[other states], over positions in the order of their own group.
 
     A program takes `stretch` positions and keeps the sum in registers as long as the group stays the same: however
     frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
+    With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both.
     """
     PIECES: tl.constexpr = K_PAD // INNER
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    feature = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    feature = tl.program_id(2) * (BLOCK_H * (2 if TWO else 1)) + tl.arange(0, BLOCK_H)
     inner = tl.arange(0, INNER)
     row_in = row < K
-    first = tl.program_id(0) * stretch
+    # From the end: groups that only sequences enter from come last, and where every position has another, programs take
+    # longest.
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * stretch
     end = tl.minimum(first + stretch, num_positions)
     group = tl.load(own_group + first).to(tl.int64)
     total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
-    gradient_in = row_in[:, None] & (feature < H)[None, :]
+    if TWO:
+        second = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
     # One loop over positions and their pieces, so that the loads of all are pipelined alike.
     for i in range(first * PIECES, end * PIECES):
         p = i // PIECES
@@ -470,9 +468,11 @@ def accumulate(
         own = tl.load(own_group + p).to(tl.int64)
         other = tl.load(other_group + p).to(tl.int64)
         if own != group:
-            to = gradient + states_of(states, group, row, row_in, K)[:, None] * H + feature[None, :]
-            tl.atomic_add(to, total, mask=gradient_in, sem="relaxed")
+            add_rows(total, gradient, states, group, row, feature, K, H)
             total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
+            if TWO:
+                add_rows(second, gradient, states, group, row, feature + BLOCK_H, K, H)
+                second = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
             group = own
         column = (i % PIECES) * INNER + inner
         column_in = column < K
@@ -495,5 +495,10 @@ def accumulate(
         operand = tl.load(at, mask=column_in[:, None] & (feature < WIDTH)[None, :], other=0.0)
         d_logits = nearest_tf32(d_logits.to(operand.dtype), PRECISION)
         total = tl.dot(d_logits, nearest_tf32(operand, PRECISION), total, input_precision=PRECISION)
-    to = gradient + states_of(states, group, row, row_in, K)[:, None] * H + feature[None, :]
-    tl.atomic_add(to, total, mask=gradient_in, sem="relaxed")
+        if TWO:
+            at += BLOCK_H
+            operand = tl.load(at, mask=column_in[:, None] & (feature + BLOCK_H < WIDTH)[None, :], other=0.0)
+            second = tl.dot(d_logits, nearest_tf32(operand, PRECISION), second, input_precision=PRECISION)
+    add_rows(total, gradient, states, group, row, feature, K, H)
+    if TWO:
+        add_rows(second, gradient, states, group, row, feature + BLOCK_H, K, H)

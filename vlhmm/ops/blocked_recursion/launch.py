@@ -11,6 +11,8 @@ from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
+from vlhmm.ops.group_order import group_order
+from vlhmm.ops.rounding import logit_product
 from vlhmm.precision import Precision
 from vlhmm.tables import TableTransition
 
@@ -33,11 +35,15 @@ class Cut:
     tile_stages: int
     step_rows: int
     """Rows of a tile that a step of the recursion takes at once."""
+    step_stages: int
+    """One more than the pieces of tiles that are on their way while a step computes."""
     forward_warps: int
     backward_warps: int
     sum_rows: int
     sum_inner: int
     sum_width: int
+    sum_two: bool
+    """Whether a program makes two products of that width with one tile."""
     sum_warps: int
     sum_stages: int
     sum_programs: int
@@ -69,10 +75,12 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
     return Cut(
         states=states,
         step_rows=rows,
+        # Pieces in float32 are 64 KB, of which shared memory has room for two beside the rest.
+        step_stages=3,
         tile_warps=warps,
-        # Measured on one H200 at K = 128: 110 us forward with 4 warps, 156 with 8; backward 127 with 8, 195 with 4.
         forward_warps=min(warps, 4),
         backward_warps=warps,
+        sum_two=False,
         sum_warps=warps,
         sum_programs=132,
         **tile_cut,
@@ -108,7 +116,8 @@ class Run:
 @dataclass(frozen=True)
 class Gradient:
     log_previous: Float[Tensor, "B K"]
-    log_inits: Float[Tensor, "I K"]
+    log_inits: Float[Tensor, "I K"] | None
+    """None where none is asked for."""
     out: Float[Tensor, "Z H"]
     """Of a table: its gradient, and the next two are none."""
     into: Float[Tensor, "Y H"] | None
@@ -187,7 +196,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
             *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
             WIDTH=width,
             BLOCK_FACTORED=factors.block_factored,
-            PRECISION=product_precision(precision),
+            PRODUCT=logit_product(precision),
             K_PAD=cut.states,
             ROWS=cut.tile_rows,
             BLOCK_H=min(cut.tile_width, width),
@@ -202,18 +211,17 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         num_warps=1,
     )
     log_last = log_emission.new_empty(batch, num_states)
-    doubt = found_zero.new_empty(batch)
+    suspect = log_emission.new_empty(batch, dtype=torch.bool)
     kernel.forward[(batch,)](
         *(tiles, weight, emission, log_shift, init_of),
-        *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
-        *(token_log_probs, log_last, alpha, sent, totals, doubt, length, num_states),
+        *(factors.log_previous.contiguous(), factors.lengths.contiguous(), found_zero),
+        *(token_log_probs, log_last, alpha, sent, totals, suspect, length, num_states),
         K_PAD=cut.states,
         ROWS=cut.step_rows,
+        STAGES=cut.step_stages,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
-    # A single faded message matters only if a tile has zeros: else every state reaches every state.
-    suspect = doubt > 1 - found_zero
     return Run(token_log_probs, log_last, suspect, tiles, weight, emission, alpha, sent, totals)
 
 
@@ -221,39 +229,44 @@ def backward(
     factors: BlockedFactors,
     packed: Operands,
     run: Run,
-    token_cotangent: Float[Tensor, "B T"],
-    last_cotangent: Float[Tensor, "B K"],
+    token_cotangent: Float[Tensor, "B T"] | None,
+    last_cotangent: Float[Tensor, "B K"] | None,
     precision: Precision,
     cut: Cut,
 ) -> Gradient:
+    """Nothing is asked of what has no cotangent. Training asks only for log-probabilities."""
     batch, length, num_states = factors.log_emission.shape
     transition = factors.transition
     posterior, ratio, mean = (torch.empty_like(run.alpha) for _ in range(3))
     d_log_previous = torch.empty_like(run.log_last)
-    d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
+    d_log_inits = None
+    if factors.log_inits.requires_grad:
+        d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
     is_table = isinstance(transition, TableTransition)
     d_row_term = None if is_table else torch.zeros_like(factors.row_term.contiguous())
+    if token_cotangent is None:
+        token_cotangent = torch.zeros_like(run.token_log_probs)
     kernel.backward[(batch,)](
         *(run.tiles, run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous()),
         *(factors.source_group.contiguous(), factors.target_group.contiguous(), _states(factors)),
         *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
-        *(token_cotangent.contiguous(), last_cotangent.contiguous()),
+        *(token_cotangent.contiguous(), None if last_cotangent is None else last_cotangent.contiguous()),
         *(posterior, ratio, mean, d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
         BLOCK_FACTORED=factors.block_factored,
         K_PAD=cut.states,
         ROWS=cut.step_rows,
+        STAGES=cut.step_stages,
         num_warps=cut.backward_warps,
         num_stages=1,
     )
     if isinstance(transition, TableTransition):
         from_table = _table_gradient(factors, transition.log_prob, run, ratio, cut)
         return Gradient(d_log_previous, d_log_inits, from_table, None, None, posterior)
-    # Two short sorts of B T group numbers, in one launch, of as few bits as they have; no large tensor is moved.
-    groups = torch.stack([factors.source_group.flatten(), factors.target_group.flatten()]).int()
-    own, order = groups.sort(dim=1, stable=True)
-    other = groups.flip(0).gather(1, order)
+    # Of B T group numbers; no large tensor is moved.
+    order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
+    own, other, position = order.own, order.other, order.position
     by_source, by_target = (
-        _feature_gradient(factors, run, ratio, mean, precision, cut, own[side], other[side], order[side], *operand)
+        _feature_gradient(factors, run, ratio, mean, precision, cut, own[side], other[side], position[side], *operand)
         for side, operand in enumerate([(transition.out, packed.into, False), (transition.into, packed.out, True)])
     )
     return Gradient(d_log_previous, d_log_inits, by_source, by_target, d_row_term, posterior)
@@ -297,7 +310,8 @@ def _feature_gradient(
     # Rows that begin at aligned addresses: at a width of 257, which a barrier makes, the sums would not stay in registers.
     width, num_positions = _pieces(own_features.shape[1], 16) * 16, order.shape[0]
     block_width = min(cut.sum_width, _power_of_two(operand.shape[1]))
-    pieces = _pieces(cut.states, cut.sum_rows), _pieces(width, block_width)
+    two = cut.sum_two and width > block_width
+    pieces = _pieces(cut.states, cut.sum_rows), _pieces(width, 2 * block_width if two else block_width)
     stretch = max(1, _pieces(num_positions * pieces[0] * pieces[1], cut.sum_programs))
     gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
     kernel.accumulate[(_pieces(num_positions, stretch), *pieces)](
@@ -310,6 +324,7 @@ def _feature_gradient(
         ROWS=cut.sum_rows,
         INNER=cut.sum_inner,
         BLOCK_H=block_width,
+        TWO=two,
         num_warps=cut.sum_warps,
         num_stages=cut.sum_stages,
     )

@@ -35,11 +35,11 @@ TILES = tl.constexpr(16)
 
 @triton.jit
 @no_type_check
-def operand(values, PRECISION: tl.constexpr):
-    """float32 or bf16 values as a matrix product reads them."""
+def operand(values, PRECISION: tl.constexpr, PRODUCT: tl.constexpr):
+    """float32 or bf16 values as a matrix product reads them; one that splits its operands rounds them itself."""
     if PRECISION == "bf16":
         values = values.to(tl.bfloat16)
-    return nearest_tf32(values, PRECISION)
+    return nearest_tf32(values, PRODUCT)
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def make_logits(
         feature_in = (begin + feature < H)[None, :]
         left = tl.load(words_at + begin, mask=row_in[:, None] & feature_in, other=0.0)
         right = tl.load(emit_at + begin, mask=state_in[:, None] & feature_in, other=0.0)
-        left, right = operand(left, PRECISION), operand(right, PRECISION)
+        left, right = operand(left, PRECISION, PRODUCT), operand(right, PRECISION, PRODUCT)
         total = tl.dot(left, tl.trans(right), total, input_precision=PRODUCT)
     if WITH_BIAS:
         total += tl.load(bias + word, mask=row_in, other=0.0)[:, None]
@@ -222,7 +222,7 @@ def make_d_words(
         left = tl.load(d_logits_at + begin, mask=row_in[:, None] & state_in[None, :], other=0.0)
         emit_at = emit + (group * K + begin + state)[:, None] * H + feature[None, :]
         right = tl.load(emit_at, mask=state_in[:, None] & feature_in[None, :], other=0.0)
-        left, right = operand(left, PRECISION), operand(right, PRECISION)
+        left, right = operand(left, PRECISION, PRODUCT), operand(right, PRECISION, PRODUCT)
         total = tl.dot(left, right, total, input_precision=PRODUCT)
     tl.store(d_words + word[:, None] * H + feature[None, :], total, mask=row_in[:, None] & feature_in[None, :])
 
@@ -261,7 +261,7 @@ def make_d_emit(
         left = tl.load(d_logits_at, mask=row_in[:, None] & state_in[None, :], other=0.0)
         words_at = words + word[:, None] * H + feature[None, :]
         right = tl.load(words_at, mask=row_in[:, None] & feature_in[None, :], other=0.0)
-        left, right = operand(left, PRECISION), operand(right, PRECISION)
+        left, right = operand(left, PRECISION, PRODUCT), operand(right, PRECISION, PRODUCT)
         total = tl.dot(tl.trans(left), right, total, input_precision=PRODUCT)
     to = d_emit + (group * K + state)[:, None] * H + feature[None, :]
     tl.store(to, total, mask=state_in[:, None] & feature_in[None, :])

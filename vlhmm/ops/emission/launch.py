@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from vlhmm.ops.emission import kernel
 from vlhmm.ops.emission.layout import WordLayout
+from vlhmm.ops.rounding import logit_product
 from vlhmm.precision import Precision
 
 FEWEST_PROGRAMS = 264
@@ -118,7 +119,7 @@ def log_probs(
         *(log_prob, tile_log_sum, num_states, width),
         WITH_BIAS=bias is not None,
         PRECISION=precision,
-        PRODUCT=_product(precision),
+        PRODUCT=logit_product(precision),
         TILE_WORDS=layout.tile_words,
         BLOCK_K=block_states,
         BLOCK_H=_block(width, cut.inner),

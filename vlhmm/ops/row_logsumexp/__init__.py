@@ -19,6 +19,9 @@ CHUNK_BYTES = 64 << 20
 # Above it, a kernel's tile and accumulator fit neither shared memory nor registers.
 WIDEST_KERNEL = 512
 
+Factors = tuple[Float[Tensor, "Z H"], Float[Tensor, "Y H"], Float[Tensor, " Z"]]
+"""`out`, `into` and the log of the sums."""
+
 
 def row_logsumexp(
     out: Float[Tensor, "Z H"],
@@ -34,10 +37,25 @@ def row_logsumexp(
     time. All others are made in the operands' own precision (float32 on a GPU: in float64), at most `chunk_bytes` (or one row, where
     that is more) at a time.
     """
+    return factors_and_row_logsumexp(out, into, live, precision=precision, chunk_bytes=chunk_bytes)[2]
+
+
+def factors_and_row_logsumexp(
+    out: Float[Tensor, "Z H"],
+    into: Float[Tensor, "Y H"],
+    live: Bool[Tensor, " Y"] | None = None,
+    *,
+    precision: Precision = "bf16",
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Factors:
+    """`out`, `into` and their `row_logsumexp`.
+
+    For further readers of the factors, which should read those returned: their gradients are added by the kernels that make
+    those of the sum. Autograd would take one more pass over each.
+    """
     if precision == "bf16" and _kernel_takes(out, into):
-        return tiled_row_logsumexp(out, into, live, precision=precision)
-    result: Tensor = _ChunkedRowLogSumExp.apply(out, into, live, precision, chunk_bytes)
-    return result
+        return tiled_factors_and_row_logsumexp(out, into, live, precision=precision)
+    return out, into, _ChunkedRowLogSumExp.apply(out, into, live, chunk_bytes)
 
 
 def tiled_row_logsumexp(
@@ -48,9 +66,20 @@ def tiled_row_logsumexp(
     precision: Precision,
 ) -> Float[Tensor, " Z"]:
     """`row_logsumexp` by the kernel."""
+    return tiled_factors_and_row_logsumexp(out, into, live, precision=precision)[2]
+
+
+def tiled_factors_and_row_logsumexp(
+    out: Float[Tensor, "Z H"],
+    into: Float[Tensor, "Y H"],
+    live: Bool[Tensor, " Y"] | None = None,
+    *,
+    precision: Precision,
+) -> Factors:
+    """`factors_and_row_logsumexp` by the kernel."""
     # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
     with_mean = torch.is_grad_enabled() and out.requires_grad
-    result: Tensor = _TiledRowLogSumExp.apply(out, into, live, precision, with_mean)
+    result: tuple[Tensor, Tensor, Tensor] = _TiledRowLogSumExp.apply(out, into, live, precision, with_mean)
     return result
 
 
@@ -69,7 +98,7 @@ class _TiledRowLogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, precision: Precision, with_mean: bool
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         from vlhmm.ops.row_logsumexp import kernel
 
         packed_out, packed_into = kernel.pack(out, precision), kernel.pack(into, precision, live)
@@ -81,24 +110,31 @@ class _TiledRowLogSumExp(torch.autograd.Function):
         )
         ctx.precision, ctx.tiles = precision, tiles
         ctx.num_out, ctx.num_into, ctx.width, ctx.dtype = out.shape[0], into.shape[0], out.shape[1], out.dtype
-        return log_sum.to(out.dtype)
+        ctx.set_materialize_grads(False)
+        # The same numbers, but views of nothing: parts that are put together again by their base must find these.
+        return out.detach(), into.detach(), log_sum.to(out.dtype).detach()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(
+        ctx: Any, others_out: Tensor | None, others_into: Tensor | None, grad: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         from vlhmm.ops.row_logsumexp import kernel
 
         out_features, out_barrier, into_features, into_barrier, place, num_live, log_sum, mean = ctx.saved_tensors
+        if grad is None:
+            return others_out, others_into, None, None, None
         grad = grad.float()
         grad_out = grad_into = None
         if ctx.needs_input_grad[0]:
-            grad_out = (grad[:, None] * mean).to(ctx.dtype)
+            grad_out = kernel.grad_out(mean, grad, others_out, ctx.dtype)
         if ctx.needs_input_grad[1]:
             grad_into = kernel.grad_into(
                 kernel.Packed(out_features, out_barrier, ctx.num_out, ctx.width),
                 kernel.Packed(into_features, into_barrier, ctx.num_into, ctx.width, place, num_live),
                 log_sum,
                 grad,
+                others_into,
                 precision=ctx.precision,
                 tiles=ctx.tiles,
             ).to(ctx.dtype)
@@ -107,12 +143,11 @@ class _TiledRowLogSumExp(torch.autograd.Function):
 
 class _ChunkedRowLogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, precision: Precision, chunk_bytes: int
-    ) -> Tensor:
+    def forward(ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, chunk_bytes: int) -> Tensor:
         ctx.dtype, ctx.chunk_bytes = out.dtype, chunk_bytes
         if out.is_cuda and out.dtype == torch.float32:
-            out, into = _in_float64(out, precision), _in_float64(into, precision)
+            # What the library reads of float32 on a GPU is a setting of the whole process; of float64 it reads all.
+            out, into = out.double(), into.double()
         log_sum = out.new_empty(out.shape[0])
         for rows in _row_chunks(out, into, chunk_bytes):
             logits = _logits(out[rows], into, live)
@@ -123,7 +158,7 @@ class _ChunkedRowLogSumExp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         out, into, live, log_sum = ctx.saved_tensors
         grad, grad_out, grad_into = grad.to(out.dtype), torch.empty_like(out), torch.zeros_like(into)
         for rows in _row_chunks(out, into, ctx.chunk_bytes):
@@ -131,15 +166,7 @@ class _ChunkedRowLogSumExp(torch.autograd.Function):
             weights = _logits(out[rows], into, live).sub_(shift[:, None]).exp_().mul_(grad[rows, None])
             torch.mm(weights, into, out=grad_out[rows])
             grad_into.addmm_(weights.T, out[rows])
-        return grad_out.to(ctx.dtype), grad_into.to(ctx.dtype), None, None, None
-
-
-def _in_float64(operand: Tensor, precision: Precision) -> Tensor:
-    """What the library reads of float32 on a GPU is a setting of the whole process, so a product that must read all of it is
-    one of float64. tf32: rounded to the nearest as in the tiles that this normaliser is for."""
-    if precision == "tf32":
-        operand = ((operand.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-    return operand.double()
+        return grad_out.to(ctx.dtype), grad_into.to(ctx.dtype), None, None
 
 
 def _logits(out: Tensor, into: Tensor, live: Tensor | None) -> Tensor:

@@ -154,17 +154,35 @@ def forward(
     return whole, whole_mean
 
 
+def grad_out(
+    mean: Float[Tensor, "Z H"], grad: Float[Tensor, " Z"], others: Float[Tensor, "Z H"] | None, dtype: torch.dtype
+) -> Float[Tensor, "Z H"]:
+    """grad_z mean_z, and to it the gradient that `others` gave."""
+    num_rows, width = mean.shape
+    result = mean.new_empty(num_rows, width, dtype=dtype)
+    block_rows = 8
+    _grad_out_kernel[(triton.cdiv(num_rows, block_rows),)](
+        *(mean, grad.contiguous(), others, result, num_rows, *_strides(others)),
+        WIDTH=width,
+        BLOCK_ROWS=block_rows,
+        BLOCK_WIDTH=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+    return result
+
+
 def grad_into(
     out: Packed,
     into: Packed,
     log_sum: Float[Tensor, " Z"],
     grad: Float[Tensor, " Z"],
+    others: Float[Tensor, "Y H"] | None = None,
     *,
     precision: Precision,
     tiles: Tiling,
     num_splits: int | None = None,
 ) -> Float[Tensor, "Y H"]:
-    """sum_z grad_z p(y | z) out_z."""
+    """sum_z grad_z p(y | z) out_z, and to it the gradient that `others` gave."""
     num_row_tiles = triton.cdiv(into.num_rows, tiles.rows)
     num_column_tiles = triton.cdiv(out.num_rows, tiles.columns)
     # Programs whose rows are all dead have nothing to do: as many more share the work of the others, if half of them are.
@@ -177,6 +195,8 @@ def grad_into(
     )
     result = into.features.new_empty(splits, into.num_rows, into.width, dtype=torch.float32)
     main, rest = padded_widths(into.width)
+    # Packed rows that stand elsewhere get it when they are back in their order.
+    added = others if into.place is None else None
     _grad_into_kernel[(num_row_tiles, splits)](
         out.features,
         into.features,
@@ -184,9 +204,11 @@ def grad_into(
         into.num_live,
         shift,
         padded_grad,
+        added,
         result,
         out.num_rows,
         into.num_rows,
+        *_strides(added),
         WIDTH=into.width,
         MAIN=main,
         REST=rest,
@@ -197,7 +219,15 @@ def grad_into(
         num_stages=tiles.num_stages,
     )
     whole = result[0] if splits == 1 else result.sum(dim=0)
-    return whole if into.place is None else whole.index_select(0, into.place)
+    if into.place is None:
+        return whole
+    in_order = whole.index_select(0, into.place)
+    return in_order if others is None else in_order.add_(others)
+
+
+def _strides(others: Float[Tensor, "N H"] | None) -> tuple[int, ...]:
+    """Those of a gradient that may be a part of a wider one, or one row for all."""
+    return (0, 0) if others is None else others.stride()
 
 
 def _num_splits(num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None) -> int:
@@ -378,6 +408,33 @@ def _join_kernel(
 
 @triton.jit
 @no_type_check
+def _grad_out_kernel(
+    mean_ptr,
+    grad_ptr,
+    others_ptr,
+    result_ptr,
+    num_rows,
+    others_row_stride,
+    others_column_stride,
+    WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    """result_z = grad_z mean_z + others_z."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_WIDTH)
+    inside = (row < num_rows)[:, None] & (column < WIDTH)[None, :]
+    grad = tl.load(grad_ptr + row, mask=row < num_rows, other=0.0)
+    at = row[:, None] * WIDTH + column[None, :]
+    result = grad[:, None] * tl.load(mean_ptr + at, mask=inside, other=0.0)
+    if others_ptr is not None:
+        others = others_ptr + row[:, None] * others_row_stride + column.to(tl.int64)[None, :] * others_column_stride
+        result += tl.load(others, mask=inside, other=0.0).to(tl.float32)
+    tl.store(result_ptr + at, result.to(result_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+@no_type_check
 def _shift_kernel(log_sum_ptr, grad_ptr, shift_ptr, padded_grad_ptr, num_rows, num_padded, BLOCK_ROWS: tl.constexpr):
     """What `_grad_into_kernel` reads of each row, in units of log 2 and padded.
 
@@ -400,9 +457,12 @@ def _grad_into_kernel(
     num_live_ptr,
     shift_ptr,
     grad_ptr,
+    others_ptr,
     result_ptr,
     num_out,
     num_into,
+    others_row_stride,
+    others_column_stride,
     WIDTH: tl.constexpr,
     MAIN: tl.constexpr,
     REST: tl.constexpr,
@@ -450,7 +510,19 @@ def _grad_into_kernel(
     # Dead rows hold what zeros would have got; it may even be infinite.
     live = (tl.load(barrier_ptr + target) == 0.0)[:, None]
     inside = (target < num_into)[:, None]
-    result_row = result_ptr + (split * num_into + target)[:, None] * WIDTH
-    tl.store(result_row + main[None, :], tl.where(live, result, 0.0), mask=inside & (main < WIDTH)[None, :])
+    result = tl.where(live, result, 0.0)
     if REST > 0:
-        tl.store(result_row + rest[None, :], tl.where(live, result_rest, 0.0), mask=inside & (rest < WIDTH)[None, :])
+        result_rest = tl.where(live, result_rest, 0.0)
+    if others_ptr is not None:
+        # Once: with the first part.
+        added = inside & (split == 0)
+        others_row = others_ptr + target[:, None] * others_row_stride
+        place = others_row + main.to(tl.int64)[None, :] * others_column_stride
+        result += tl.load(place, mask=added & (main < WIDTH)[None, :], other=0.0).to(tl.float32)
+        if REST > 0:
+            place = others_row + rest.to(tl.int64)[None, :] * others_column_stride
+            result_rest += tl.load(place, mask=added & (rest < WIDTH)[None, :], other=0.0).to(tl.float32)
+    result_row = result_ptr + (split * num_into + target)[:, None] * WIDTH
+    tl.store(result_row + main[None, :], result, mask=inside & (main < WIDTH)[None, :])
+    if REST > 0:
+        tl.store(result_row + rest[None, :], result_rest, mask=inside & (rest < WIDTH)[None, :])

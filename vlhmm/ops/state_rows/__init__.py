@@ -1,0 +1,69 @@
+"""Rows of a table with a row for every state, of which the first are known to differ: their gradient is written, not added up."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vlhmm.ops.state_rows import reference
+
+__all__ = ["state_rows", "state_rows_by_kernels"]
+
+Rows = tuple[Float[Tensor, "n H"], Float[Tensor, "m H"]]
+"""All of them, and the first of them."""
+
+
+def state_rows(per_state: Float[Tensor, "Z H"], states: Int[Tensor, " n"], num_first: int) -> Rows:
+    """per_state[states] and per_state[states[:num_first]]; these first states must all differ.
+
+    For readers of the first rows alone: their gradient is added where that of the table is written. A slice's would be filled
+    with zeros and added before. Both lie in the same memory.
+    """
+    if _kernels_take(per_state, states):
+        return state_rows_by_kernels(per_state, states, num_first)
+    return reference.state_rows(per_state, states, num_first)
+
+
+def state_rows_by_kernels(per_state: Float[Tensor, "Z H"], states: Int[Tensor, " n"], num_first: int) -> Rows:
+    """`state_rows` in float32; a state out of range, which nobody looks for, has a row of NaN."""
+    result: tuple[Tensor, Tensor] = _StateRows.apply(per_state, states, num_first)
+    return result
+
+
+def _kernels_take(per_state: Tensor, states: Tensor) -> bool:
+    return (
+        torch.is_grad_enabled()
+        and per_state.requires_grad
+        and per_state.is_cuda
+        and per_state.dtype == torch.float32
+        and min(per_state.numel(), states.numel()) > 0
+        and torch.cuda.get_device_capability(per_state.device) >= (8, 0)
+        and find_spec("triton") is not None
+    )
+
+
+class _StateRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, per_state: Tensor, states: Tensor, num_first: int) -> tuple[Tensor, Tensor]:
+        from vlhmm.ops.state_rows import launch
+
+        rows, place = launch.gather(per_state.contiguous(), states.contiguous(), num_first)
+        ctx.save_for_backward(states, place)
+        ctx.num_first = num_first
+        ctx.set_materialize_grads(False)
+        return rows, rows[:num_first].detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, grad_first: Tensor | None) -> tuple[Tensor | None, None, None]:
+        from vlhmm.ops.state_rows import launch
+
+        states, place = ctx.saved_tensors
+        if grad is None and grad_first is None:
+            return None, None, None
+        return launch.spread(grad, grad_first, states.contiguous(), place, ctx.num_first), None, None
