@@ -185,7 +185,15 @@ def test_groups_that_share_states_equal_the_reference(states: int) -> None:
 def test_a_tile_in_pieces_equals_the_reference(kind: type) -> None:
     """Groups of more states than a program holds rows of, and widths of several pieces."""
     factors = random_factors(kind, 4, batch=2, positions=3, states=19, groups=3, width=18)
-    sizes = {"tile_rows": 16, "step_rows": 16, "sum_rows": 16, "sum_inner": 16, "sum_width": 16, "tile_width": 16}
+    sizes = {
+        "tile_rows": 16,
+        "forward_rows": 16,
+        "backward_rows": 16,
+        "sum_rows": 16,
+        "sum_inner": 16,
+        "sum_width": 16,
+        "tile_width": 16,
+    }
     check_kernels(factors, "highest", cut=replace(launch.cut_for(19, "highest"), **sizes, sum_programs=5))
 
 
@@ -391,7 +399,16 @@ def test_tf32_logits_are_as_good_as_float32(kind: type, shape: tuple[int, int, i
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "highest"])
 @pytest.mark.parametrize(
-    "shape", [(5, 64, 128, 16, 256), (3, 64, 100, 9, 257), (2, 33, 130, 5, 100), (2, 20, 300, 4, 64)], ids=str
+    "shape",
+    [
+        (5, 64, 128, 16, 256),
+        (3, 64, 100, 9, 257),
+        (2, 33, 130, 5, 100),
+        (2, 20, 300, 4, 64),
+        (6, 40, 64, 12, 256),
+        (3, 30, 20, 7, 80),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_at_full_size_equal_the_reference(

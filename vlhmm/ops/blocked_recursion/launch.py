@@ -22,6 +22,9 @@ LARGEST_STATES = 1024
 # What one program may hold of a tile: 64 numbers a thread, in 8 warps.
 TILE_NUMBERS = 1 << 14
 
+LEAST_STRETCH = 4
+"""Positions of a program of sums: with fewer it adds to memory more often than it computes."""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -33,12 +36,14 @@ class Cut:
     tile_width: int
     tile_warps: int
     tile_stages: int
-    step_rows: int
+    forward_rows: int
     """Rows of a tile that a step of the recursion takes at once."""
-    step_stages: int
-    """One more than the pieces of tiles that are on their way while a step computes."""
     forward_warps: int
+    forward_stages: int
+    """One more than the pieces of tiles that are on their way while a step computes."""
+    backward_rows: int
     backward_warps: int
+    backward_stages: int
     sum_rows: int
     sum_inner: int
     sum_width: int
@@ -47,7 +52,7 @@ class Cut:
     sum_warps: int
     sum_stages: int
     sum_programs: int
-    """About so many programs share the positions: one for each of a Hopper's 132 multiprocessors."""
+    """About so many programs share the positions: one or two for each of a Hopper's 132 multiprocessors."""
 
 
 def cut_for(num_states: int, precision: Precision) -> Cut:
@@ -63,29 +68,34 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
     warps = 4 if states < 64 else 8
     match precision:
         case "bf16":
-            tile_cut = {"tile_rows": rows, "tile_width": width, "tile_stages": 3}
-            sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 128), "sum_width": 128, "sum_stages": 3}
+            # The fastest on one H200 of those tried at 64, 128 and 256 states of 16 x 32 tokens, at 128 also of 32 x 64.
+            tile_cut = {"tile_rows": rows, "tile_width": width, "tile_warps": warps, "tile_stages": 3}
+            if states == 256:
+                tile_cut["tile_rows"] = 128
+            if states <= 64:
+                tile_cut |= {"tile_width": 32, "tile_warps": 4, "tile_stages": 4}
+            sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_warps": 8}
+            if states <= 64:
+                sum_cut |= {"sum_width": 64, "sum_warps": 4}
+            sum_cut |= {"sum_stages": 5, "sum_programs": 264}
         case "tf32":
-            tile_cut = {"tile_rows": rows, "tile_width": width // 2, "tile_stages": 3}
+            tile_cut = {"tile_rows": rows, "tile_width": width // 2, "tile_warps": warps, "tile_stages": 3}
             sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_stages": 2}
+            sum_cut |= {"sum_warps": warps, "sum_programs": 132}
         case "highest":
             # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
-            tile_cut = {"tile_rows": min(rows, 32), "tile_width": 16, "tile_stages": 2}
+            tile_cut = {"tile_rows": min(rows, 32), "tile_width": 16, "tile_warps": warps, "tile_stages": 2}
             sum_cut = {"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64, "sum_stages": 1}
-    return Cut(
-        states=states,
-        step_rows=rows,
-        # Pieces in float32 are 64 KB, of which shared memory has room for two beside the rest.
-        step_stages=3,
-        tile_warps=warps,
-        forward_warps=min(warps, 4),
-        backward_warps=warps,
-        sum_two=False,
-        sum_warps=warps,
-        sum_programs=132,
-        **tile_cut,
-        **sum_cut,
-    )
+            sum_cut |= {"sum_warps": warps, "sum_programs": 132}
+    # Pieces in float32 are 64 KB, of which shared memory has room for two beside the rest.
+    forward_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3}
+    backward_cut = {"backward_rows": rows, "backward_warps": warps, "backward_stages": 3}
+    if states == 128:
+        backward_cut = {"backward_rows": 64, "backward_warps": 4, "backward_stages": 5}
+    if states <= 64:
+        forward_cut |= {"forward_warps": 1, "forward_stages": 4}
+        backward_cut |= {"backward_warps": 2, "backward_stages": 4}
+    return Cut(states=states, **tile_cut, **forward_cut, **backward_cut, **sum_cut, sum_two=precision == "bf16")
 
 
 @dataclass(frozen=True)
@@ -183,10 +193,10 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     if isinstance(factors.transition, TableTransition):
         log_prob = factors.transition.log_prob.contiguous()
-        kernel.cut_tiles[(batch * length, _pieces(cut.states, cut.step_rows))](
+        kernel.cut_tiles[(batch * length, _pieces(cut.states, cut.forward_rows))](
             *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
-            ROWS=cut.step_rows,
+            ROWS=cut.forward_rows,
             num_warps=cut.tile_warps,
         )
     else:
@@ -217,8 +227,8 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         *(factors.log_previous.contiguous(), factors.lengths.contiguous(), found_zero),
         *(token_log_probs, log_last, alpha, sent, totals, suspect, length, num_states),
         K_PAD=cut.states,
-        ROWS=cut.step_rows,
-        STAGES=cut.step_stages,
+        ROWS=cut.forward_rows,
+        STAGES=cut.forward_stages,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
@@ -254,8 +264,8 @@ def backward(
         *(posterior, ratio, mean, d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
         BLOCK_FACTORED=factors.block_factored,
         K_PAD=cut.states,
-        ROWS=cut.step_rows,
-        STAGES=cut.step_stages,
+        ROWS=cut.backward_rows,
+        STAGES=cut.backward_stages,
         num_warps=cut.backward_warps,
         num_stages=1,
     )
@@ -277,11 +287,11 @@ def _table_gradient(
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
-    kernel.add_tiles[(batch * length, _pieces(cut.states, cut.step_rows))](
+    kernel.add_tiles[(batch * length, _pieces(cut.states, cut.forward_rows))](
         *(run.tiles, run.sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
         K_PAD=cut.states,
-        ROWS=cut.step_rows,
+        ROWS=cut.forward_rows,
         num_warps=cut.tile_warps,
     )
     return gradient
@@ -312,7 +322,7 @@ def _feature_gradient(
     block_width = min(cut.sum_width, _power_of_two(operand.shape[1]))
     two = cut.sum_two and width > block_width
     pieces = _pieces(cut.states, cut.sum_rows), _pieces(width, 2 * block_width if two else block_width)
-    stretch = max(1, _pieces(num_positions * pieces[0] * pieces[1], cut.sum_programs))
+    stretch = max(LEAST_STRETCH, _pieces(num_positions * pieces[0] * pieces[1], cut.sum_programs))
     gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
     kernel.accumulate[(_pieces(num_positions, stretch), *pieces)](
         *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
