@@ -117,7 +117,7 @@ def other_readers(out: torch.Tensor, into: torch.Tensor, kind: str) -> torch.Ten
     return torch.cat([out, ones(out.shape[0], 1)], 1).square().sum() + torch.cat([ones(1, into.shape[1]), into]).sum()
 
 
-@pytest.mark.parametrize("size", range(len(SMALL)))
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", ["whole", "expanded", "part of a wider one"])
 @pytest.mark.parametrize("some_dead", [False, True])
 @pytest.mark.parametrize(("device", "precision"), PRECISIONS)
