@@ -1,27 +1,11 @@
 """The draw by its kernel, interpreted here or on a GPU, takes the states that the library's top k takes."""
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # Must be known before triton is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-pytest.importorskip("triton")
+from kernels import DEVICES
 
 from vlhmm.models import draw_kept
 from vlhmm.ops.drawn_states import drawn_states_by_kernel, reference
-
-DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both"),
-        id="interpreter",
-    ),
-    pytest.param("cuda", marks=pytest.mark.gpu, id="gpu"),
-]
 
 
 @pytest.mark.parametrize("device", DEVICES)

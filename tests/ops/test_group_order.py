@@ -1,27 +1,11 @@
 """The order of positions by its kernel, interpreted here or on a GPU, is that of a stable sort."""
 
-import os
-
 import pytest
 import torch
+from kernels import DEVICES
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    # Must be known before triton is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-pytest.importorskip("triton")
-
 from vlhmm.ops.group_order import group_order_by_kernel, launch, reference
-
-DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both"),
-        id="interpreter",
-    ),
-    pytest.param("cuda", marks=pytest.mark.gpu, id="gpu"),
-]
 
 
 def assert_equals_the_sort(source: Tensor, target: Tensor) -> None:

@@ -1,29 +1,13 @@
 """The residual networks by kernels against its specification in float64: in Triton's interpreter, and on a GPU with -m gpu."""
 
-import os
-
 import pytest
 import torch
+from kernels import DEVICES
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    # Read by triton when it is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton")
 
 from vlhmm.ops.residual_network import Parameters, launch, reference, residual_networks
 from vlhmm.precision import Precision
 
-DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(
-            torch.cuda.is_available(), reason="a process has kernels compiled or interpreted, not both"
-        ),
-        id="interpreter",
-    ),
-    pytest.param("cuda", marks=pytest.mark.gpu, id="gpu"),
-]
 NAMES = ("embedding", "first weight", "first bias", "second weight", "second bias", "norm weight", "norm bias")
 EPS = 1e-5
 

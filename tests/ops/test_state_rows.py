@@ -1,28 +1,14 @@
 """Rows by state against indexing in float64: in Triton's interpreter, and on a GPU with -m gpu."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
+from kernels import DEVICES
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    # Must be known before triton is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-pytest.importorskip("triton")
 
 from vlhmm.ops.state_rows import launch, reference, state_rows, state_rows_by_kernels
 
-DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both"),
-        id="interpreter",
-    ),
-    pytest.param("cuda", marks=pytest.mark.gpu, id="gpu"),
-]
 # States, of which the first so many all differ, further ones, and the width.
 SMALL = [(7, 4, 5, 19), (5, 5, 0, 1), (9, 0, 6, 3), (6, 1, 30, 530), (1, 1, 2, 16)]
 LARGE = [

@@ -1,27 +1,12 @@
 """The groups of a window by their kernel, interpreted here or on a GPU, against their specification."""
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # Must be known before triton is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-pytest.importorskip("triton")
+from kernels import DEVICES
 
 from vlhmm.ops.window_groups import reference, window_groups_by_kernel
 
 NUM_WORDS, NUM_GROUPS = 11, 4
-DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both"),
-        id="interpreter",
-    ),
-    pytest.param("cuda", marks=pytest.mark.gpu, id="gpu"),
-]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,28 +1,13 @@
 """Rows by word against indexing in float64: in Triton's interpreter, and on a GPU with -m gpu."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
+from kernels import DEVICES
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    # Must be known before triton is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-pytest.importorskip("triton")
-
 from vlhmm.ops.word_rows import reference, word_rows, word_rows_by_kernels
-
-DEVICES = [
-    pytest.param(
-        "cpu",
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both"),
-        id="interpreter",
-    ),
-    pytest.param("cuda", marks=pytest.mark.gpu, id="gpu"),
-]
 
 
 @pytest.fixture(autouse=True)
