@@ -64,11 +64,13 @@ class _ResidualNetworks(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         count, width = len(parameters) // 6, embedding.shape[1]
-        first, second = (embedding.new_empty(count, width, width, dtype=operand_type) for _ in range(2))
-        first_bias, second_bias = (embedding.new_empty(count, width, dtype=operand_type) for _ in range(2))
-        # In one launch.
-        packed = [place for places in zip(first, first_bias, second, second_bias, strict=True) for place in places]
-        torch._foreach_copy_(packed, [value for index, value in enumerate(parameters) if index % 6 < 4])
+        # Two launches, wherever the parameters are.
+        kinds = [parameters[kind::6] for kind in (0, 2, 1, 3)]
+        packed = torch.cat([value.flatten() for kind in kinds for value in kind]).to(operand_type)
+        parts = packed.split([count * kind[0].numel() for kind in kinds])
+        first, second, first_bias, second_bias = (
+            part.view(count, *kind[0].shape) for part, kind in zip(parts, kinds, strict=True)
+        )
         norm_weights, norm_biases = parameters[4::6], parameters[5::6]
 
         padded, tile_rows = _tile(width)
