@@ -124,10 +124,11 @@ class _ResidualNetworks(torch.autograd.Function):
             end = own.start
             rows = tuple(ctx.num_rows[index] for index in members)
             d_raw, d_hidden, d_first = (first.new_empty(len(members), all_rows, width) for _ in range(3))
-            if own.start == 0:
+            d_firsts = d_first.unbind()
+            if end == 0:
                 # Side by side, as the hidden features.
-                d_first = d_first.view(all_rows, len(members) * width)
-            parts = d_first.split(width, dim=1) if own.start == 0 else d_first.unbind()
+                d_first = d_first.view(all_rows, -1)
+                d_firsts = d_first.split(width, dim=1)
             own_sums, strides = sums[:, :, end], (hidden[end].stride(0), sums.stride(0), sums.stride(1), stretch)
             kernel.backward[(programs, len(members))](
                 *(raw[own], hidden[own], norm_weights[own], tuple(grads[index] for index in members)),
@@ -137,17 +138,17 @@ class _ResidualNetworks(torch.autograd.Function):
             # D reaches the output directly and through the second product.
             d_hidden.baddbmm_(d_raw, second[own])
             kernel.backward_of_relu[(programs, len(members))](
-                *(hidden[own], d_hidden.unbind(), parts, own_sums, rows, all_rows, width, *strides), **tile
+                *(hidden[own], d_hidden.unbind(), d_firsts, own_sums, rows, all_rows, width, *strides), **tile
             )
-            each = list(zip(rows, parts, operands[own], d_raw, hidden[own], strict=True))
-            d_second_weight = [_product(d[:some].T, before) for some, *_, d, before in each] + d_second_weight
+            each = zip(rows, d_raw, hidden[own], strict=True)
+            d_second_weight = [_product(d[:some].T, before) for some, d, before in each] + d_second_weight
             if end == 0:
                 d_first_weight = [*_product(d_first.T, operands[0]).view_as(first[own]), *d_first_weight]
             else:
-                d_first_weight = [_product(d[:some].T, operand) for some, d, operand, *_ in each] + d_first_weight
-                d_operands = _product(d_first, first[own])
-                for index, some, d_operand in zip(members, rows, d_operands, strict=True):
-                    grads[index] = d_operand[:some]
+                each = zip(rows, d_first, operands[own], strict=True)
+                d_first_weight = [_product(d[:some].T, operand) for some, d, operand in each] + d_first_weight
+                for index, d_operand in zip(members, _product(d_first, first[own]), strict=True):
+                    grads[index] = d_operand
         d_embedding = _product(d_first, first[own].flatten(0, 1)) if ctx.needs_input_grad[4] else None
         total = sums.new_empty(4, count, width)
         kernel.add_up[(_pieces(total.numel(), 16),)](
