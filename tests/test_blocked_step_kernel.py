@@ -32,6 +32,7 @@ SCALAR = {"parameterization": "scalar", "transition": "table", "init_scale": 1.0
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "kept": ("blocked", {"target_network": True}, {}),
     "block-factored kept": ("blocked", {"transition": "block-factored"}, {}),
+    "factored": ("blocked", {"embeddings": "factored"}, {}),
     "uniform": ("uniform", {}, {"dropout": "columns"}),
     "uniform, all states": ("uniform", {}, {"state_dropout": 0.0}),
     "columns": ("blocked", {}, {"dropout": "columns"}),
@@ -115,11 +116,11 @@ class Sums(TorchDispatchMode):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both")
-@pytest.mark.parametrize("target_network", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"target_network": True}, {"embeddings": "factored", "target_network": True}])
 def test_no_gradient_of_features_or_embeddings_takes_a_pass_to_be_added(
-    target_network: bool, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CASES, "kept", ("blocked", {"target_network": target_network}, {}))
+    monkeypatch.setitem(CASES, "kept", ("blocked", changes, {}))
     model = small_model("kept", 40, 3, 6, "tf32")
     as_on_a_gpu(monkeypatch)
     step = Step(model, replace(SETTINGS, batch_size=2))

@@ -19,6 +19,10 @@ LARGE = [
     (4_096, 4_096, 0, 257),
 ]
 
+# Blocks, states of each, how many of them come first, further states, and the width of half a row.
+SMALL_BLOCKS = [(3, 4, 2, 5, 19), (5, 1, 1, 0, 1), (2, 5, 0, 6, 3), (4, 130, 70, 30, 40)]
+LARGE_BLOCKS = [(128, 256, 128, 2_000, 128), (7, 1_000, 999, 1, 70), (1, 300, 0, 90, 33), (250, 4, 3, 0, 1_030)]
+
 
 @pytest.fixture(autouse=True)
 def _nothing_is_written_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +67,31 @@ def test_values_and_gradients_equal_the_reference(device: str, read: str, size: 
     (gradient,) = torch.autograd.grad(loss(*found, read), table)
     (wanted,) = torch.autograd.grad(loss(*expected, read), exact)
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", range(len(SMALL_BLOCKS)))
+@pytest.mark.parametrize("read", ["all", "first", "all and first"])
+def test_rows_beside_those_of_their_blocks_equal_the_reference(device: str, read: str, size: int) -> None:
+    num_blocks, each, kept, num_others, width = (SMALL_BLOCKS if device == "cpu" else LARGE_BLOCKS)[size]
+    generator = torch.Generator().manual_seed(0)
+    first = torch.rand(num_blocks, each, generator=generator).argsort(1)[:, :kept].sort(1).values
+    first = (first + each * torch.arange(num_blocks)[:, None]).flatten()
+    others = torch.randint(num_blocks * each, (num_others,), generator=generator)
+    states = torch.cat([first, others]).to(device)
+    tables = [
+        torch.randn(rows, width, generator=generator).to(device).requires_grad_()
+        for rows in (num_blocks * each, num_blocks)
+    ]
+    exact = [table.detach().double().requires_grad_() for table in tables]
+    found = state_rows_by_kernels(tables[0], states, first.shape[0], tables[1])
+    expected = reference.state_rows(exact[0], states, first.shape[0], exact[1])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.double(), theirs)
+    gradients = torch.autograd.grad(loss(*found, read), tables)
+    wanted = torch.autograd.grad(loss(*expected, read), exact)
+    for ours, theirs in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)

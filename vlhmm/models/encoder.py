@@ -43,7 +43,7 @@ class ResidualMLP(nn.Module):
 
     def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
         (features,) = residual_networks(
-            embedding, [self.tensors()], [embedding.shape[0]], eps=self.norm.eps, precision=self.precision
+            embedding, [[self.tensors()]], [embedding.shape[0]], eps=self.norm.eps, precision=self.precision
         )
         return features
 
@@ -82,8 +82,8 @@ class StateEncoder(nn.Module):
     def features(
         self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
     ) -> StateFeatures:
-        """The features of `states`, which all differ; None: of all. `leaving`: these are left, `states` themselves first; None:
-        they alone."""
+        """The features of `states`, equally many of each block, block by block; None: of all. `leaving`: these are left,
+        `states` themselves first; None: they alone."""
         # Looked up and encoded together, so that the gradient of a large table is made once.
         num_states = self.embedding.num_embeddings if states is None else states.shape[0]
         leaving = states if leaving is None else leaving
@@ -117,27 +117,20 @@ class StateEncoder(nn.Module):
         return features
 
     def _embedded(self, embedding: nn.Embedding, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
-        return self._beside_block(rows(embedding.weight, states), states)
+        return self._embedded_from(embedding, states, 0)[0]
 
     def _embedded_from(
         self, embedding: nn.Embedding, states: Int[Tensor, " m"] | None, num_first: int
     ) -> tuple[Float[Tensor, "m H"], Float[Tensor, "n H"]]:
-        """Of all `states`, and of the first of them alone, which must all differ."""
-        own, own_first = (embedding.weight,) * 2 if states is None else state_rows(embedding.weight, states, num_first)
-        if self.block_embedding is None:
-            return own, own_first
-        embedded = self._beside_block(own, states)
-        # Cut where needed only: a slice's gradient is as large as the whole.
-        return embedded, embedded if num_first == embedded.shape[0] else embedded[:num_first]
-
-    def _beside_block(self, own: Float[Tensor, "n D"], states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
-        if self.block_embedding is None:
-            return own
-        if states is None:
-            block = self.block_embedding.weight[:, None].expand(-1, self.states_per_block, -1).flatten(0, 1)
-        else:
-            block = rows(self.block_embedding.weight, states // self.states_per_block)
-        return torch.cat([block, own], dim=1)
+        """Of all `states`, and of the first of them alone, which must all differ and come block by block."""
+        per_block = None if self.block_embedding is None else self.block_embedding.weight
+        if states is not None:
+            return state_rows(embedding.weight, states, num_first, per_block)
+        embedded = embedding.weight
+        if per_block is not None:
+            block = per_block[:, None].expand(-1, self.states_per_block, -1).flatten(0, 1)
+            embedded = torch.cat([block, embedded], dim=1)
+        return embedded, embedded
 
 
 class NoEncoder(nn.Module):
@@ -178,23 +171,28 @@ Readers = dict[str, tuple[nn.Module, int]]
 
 
 def _encoded(embedding: Float[Tensor, "m H"], first: Float[Tensor, "n H"], readers: Readers) -> dict[str, Tensor]:
-    """What each reader makes of its rows, all or the first; residual networks share the products that they can."""
+    """What each reader makes of its rows, all or the first; residual networks run side by side."""
+    chains = {role: chain for role, (network, _) in readers.items() if (chain := _residual_networks(network))}
     features = dict[str, Tensor]()
-    alike = {role: (network, count) for role, (network, count) in readers.items() if isinstance(network, ResidualMLP)}
-    if alike:
-        networks = [network for network, _ in alike.values()]
+    if chains:
+        some = next(iter(chains.values()))[0]
         made = residual_networks(
             embedding,
-            [network.tensors() for network in networks],
-            [count for _, count in alike.values()],
-            eps=networks[0].norm.eps,
-            precision=networks[0].precision,
+            [[network.tensors() for network in chain] for chain in chains.values()],
+            [readers[role][1] for role in chains],
+            eps=some.norm.eps,
+            precision=some.precision,
         )
-        features |= zip(alike, made, strict=True)
-    others = {role: reader for role, reader in readers.items() if role not in alike}
+        features |= zip(chains, made, strict=True)
+    others = {role: reader for role, reader in readers.items() if role not in chains}
     return features | {
         role: network(first if count == first.shape[0] else embedding) for role, (network, count) in others.items()
     }
+
+
+def _residual_networks(network: nn.Module) -> list[ResidualMLP]:
+    """Those that `_networks` made a network of, in their order."""
+    return [module for module in network.modules() if isinstance(module, ResidualMLP)]
 
 
 def _networks(depth: int, settings: ModelSettings) -> nn.Module:

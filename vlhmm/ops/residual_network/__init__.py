@@ -23,13 +23,15 @@ WIDEST_KERNEL = 1024
 
 def residual_networks(
     embedding: Float[Tensor, "n H"],
-    networks: Sequence[Parameters],
+    chains: Sequence[Sequence[Parameters]],
     num_rows: Sequence[int],
     *,
     eps: float,
     precision: Precision = "bf16",
 ) -> list[Float[Tensor, "_ H"]]:
-    """LayerNorm(ReLU(D W_2 + b_2) + D), where D = ReLU(E W_1 + b_1), by each network, E being the first so many rows.
+    """What each chain of networks, one after the other, makes of the first so many rows E.
+
+    A network makes LayerNorm(ReLU(D W_2 + b_2) + D), where D = ReLU(E W_1 + b_1).
 
     In training on a GPU the products read and write bf16 if that is the precision, with float32 sums. Elsewhere all is made
     in the tensors' own type: tables that are made once, to be kept, are worth it.
@@ -39,13 +41,14 @@ def residual_networks(
         from vlhmm.ops.residual_network.launch import residual_networks_by_kernels
 
         operand_type = torch.bfloat16 if precision == "bf16" else torch.float32
-        return residual_networks_by_kernels(embedding, networks, num_rows, eps=eps, operand_type=operand_type)
+        return residual_networks_by_kernels(embedding, chains, num_rows, eps=eps, operand_type=operand_type)
     # Each cut once: a slice's gradient is as large as the whole.
     parts = {count: embedding if count == embedding.shape[0] else embedding[:count] for count in num_rows}
-    return [
-        reference.residual_network(parts[count], *network, eps=eps)
-        for network, count in zip(networks, num_rows, strict=True)
-    ]
+    outputs = [parts[count] for count in num_rows]
+    for index, chain in enumerate(chains):
+        for network in chain:
+            outputs[index] = reference.residual_network(outputs[index], *network, eps=eps)
+    return outputs
 
 
 def _kernels_take(embedding: Tensor) -> bool:

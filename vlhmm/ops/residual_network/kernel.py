@@ -3,7 +3,8 @@
 With D the hidden features and S = ReLU(A) + D, where A = D W_2 + b_2, the output is LayerNorm(S): one kernel reads A and D
 and writes it, one reads A, D and the gradient and writes those of A and S. Plain operations move the same numbers five times.
 
-Kernels on the way back leave sums over their rows, which gradients of biases are, one row of sums for each program.
+Tensors that each network has of its own come as tuples; the programs' second axis says which network. Kernels on the way back
+leave sums over their rows, which gradients of biases are, one row of sums for each program.
 """
 
 from typing import no_type_check
@@ -26,11 +27,11 @@ def standardised(raw, hidden, inside, width, eps):
 @triton.jit
 @no_type_check
 def forward(
-    second,
-    hidden,
-    norm_weight,
-    norm_bias,
-    output,
+    seconds,
+    hiddens,
+    norm_weights,
+    norm_biases,
+    outputs,
     num_rows,
     width,
     hidden_stride,
@@ -38,21 +39,70 @@ def forward(
     WIDTH_PAD: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, WIDTH_PAD)
-    inside = (row < num_rows)[:, None] & (column < width)[None, :]
-    at = row[:, None] * width + column[None, :]
-    raw = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-    before = tl.load(hidden + row[:, None] * hidden_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    normed, _ = standardised(raw, before, inside, width, eps)
-    weight = tl.load(norm_weight + column, mask=column < width, other=0.0)
-    bias = tl.load(norm_bias + column, mask=column < width, other=0.0)
-    tl.store(output + at, normed * weight[None, :] + bias[None, :], mask=inside)
+    for network in tl.static_range(len(seconds)):
+        if tl.program_id(1) == network:
+            row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+            column = tl.arange(0, WIDTH_PAD)
+            inside = (row < num_rows[network])[:, None] & (column < width)[None, :]
+            at = row[:, None] * width + column[None, :]
+            hidden_at = row[:, None] * hidden_stride + column[None, :]
+            raw = tl.load(seconds[network] + at, mask=inside, other=0.0).to(tl.float32)
+            before = tl.load(hiddens[network] + hidden_at, mask=inside, other=0.0).to(tl.float32)
+            normed, _ = standardised(raw, before, inside, width, eps)
+            weight = tl.load(norm_weights[network] + column, mask=column < width, other=0.0)
+            bias = tl.load(norm_biases[network] + column, mask=column < width, other=0.0)
+            value = normed * weight[None, :] + bias[None, :]
+            tl.store(outputs[network] + at, value.to(outputs[network].dtype.element_ty), mask=inside)
 
 
 @triton.jit
 @no_type_check
 def backward(
+    seconds,
+    hiddens,
+    norm_weights,
+    grads,
+    d_seconds,
+    d_summed,
+    sums,
+    num_rows,
+    width,
+    hidden_stride,
+    program_stride,
+    kind_stride,
+    stretch,
+    eps,
+    WIDTH_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The gradients of A and S, and the sums that are those of the LayerNorm's weight and bias and of b_2."""
+    for network in tl.static_range(len(seconds)):
+        if tl.program_id(1) == network:
+            backward_of_one(
+                seconds[network],
+                hiddens[network],
+                norm_weights[network],
+                grads[network],
+                d_seconds[network],
+                d_summed[network],
+                sums + network * width,
+                num_rows[network],
+                width,
+                hidden_stride,
+                program_stride,
+                kind_stride,
+                stretch,
+                eps,
+                WIDTH_PAD,
+                ROWS,
+                STAGES,
+            )
+
+
+@triton.jit
+@no_type_check
+def backward_of_one(
     second,
     hidden,
     norm_weight,
@@ -69,11 +119,9 @@ def backward(
     eps,
     WIDTH_PAD: tl.constexpr,
     ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """The gradients of A and S, and the sums that are those of the LayerNorm's weight and bias and of b_2.
-
-    With y = (S - mean) / deviation and g = grad * weight: dS = (g - mean of g - y * mean of g y) / deviation.
-    """
+    """With y = (S - mean) / deviation and g = grad * weight: dS = (g - mean of g - y * mean of g y) / deviation."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH_PAD)
     column_in = column < width
@@ -82,11 +130,11 @@ def backward(
     sum_weight = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
     sum_bias = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
     sum_second = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
-    for step in range(stretch):
+    # Rows are on their way while those before are worked on.
+    for step in tl.range(0, stretch, num_stages=STAGES):
         row = (program * stretch + step) * ROWS + tl.arange(0, ROWS)
         inside = (row < num_rows)[:, None] & column_in[None, :]
         at = row[:, None] * width + column[None, :]
-        # All are asked for before any is waited for.
         raw = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
         before = tl.load(hidden + row[:, None] * hidden_stride + column[None, :], mask=inside, other=0.0)
         g_output = tl.load(grad + at, mask=inside, other=0.0)
@@ -110,9 +158,9 @@ def backward(
 @triton.jit
 @no_type_check
 def backward_of_relu(
-    hidden,
-    d_hidden,
-    d_first,
+    hiddens,
+    d_hiddens,
+    d_firsts,
     sums,
     num_rows,
     num_written,
@@ -123,27 +171,28 @@ def backward_of_relu(
     stretch,
     WIDTH_PAD: tl.constexpr,
     ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """The gradient of E W_1 + b_1 from that of D, and its sums, which are that of b_1; zeros behind the last row."""
-    program = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDTH_PAD)
-    column_in = column < width
-    sum_first = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
-    for step in range(stretch):
-        row = (program * stretch + step) * ROWS + tl.arange(0, ROWS)
-        inside = (row < num_rows)[:, None] & column_in[None, :]
-        at = row[:, None] * hidden_stride + column[None, :]
-        before = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
-        d = tl.load(d_hidden + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        through = tl.where(before > 0.0, d, 0.0)
-        tl.store(
-            d_first + at,
-            through.to(d_first.dtype.element_ty),
-            mask=(row < num_written)[:, None] & column_in[None, :],
-        )
-        sum_first += through
-    own = sums + program * program_stride + 3 * kind_stride + column
-    tl.store(own, tl.sum(sum_first, axis=0), mask=column_in)
+    for network in tl.static_range(len(hiddens)):
+        if tl.program_id(1) == network:
+            program = tl.program_id(0).to(tl.int64)
+            column = tl.arange(0, WIDTH_PAD)
+            column_in = column < width
+            sum_first = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
+            for step in tl.range(0, stretch, num_stages=STAGES):
+                row = (program * stretch + step) * ROWS + tl.arange(0, ROWS)
+                inside = (row < num_rows[network])[:, None] & column_in[None, :]
+                written = (row < num_written)[:, None] & column_in[None, :]
+                at = row[:, None] * width + column[None, :]
+                hidden_at = row[:, None] * hidden_stride + column[None, :]
+                before = tl.load(hiddens[network] + hidden_at, mask=inside, other=0.0).to(tl.float32)
+                d = tl.load(d_hiddens[network] + at, mask=inside, other=0.0).to(tl.float32)
+                through = tl.where(before > 0.0, d, 0.0)
+                tl.store(d_firsts[network] + hidden_at, through.to(d_firsts[network].dtype.element_ty), mask=written)
+                sum_first += through
+            own = sums + network * width + program * program_stride + 3 * kind_stride + column
+            tl.store(own, tl.sum(sum_first, axis=0), mask=column_in)
 
 
 @triton.jit

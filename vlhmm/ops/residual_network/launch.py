@@ -1,7 +1,8 @@
 """The residual networks with products by the library, the rest by kernels, the gradient by hand.
 
-Networks that read the same embedding share its first product and the gradient's last. Operands and results of the products
-are of one type, bf16 or float32; sums, the normalisation, parameters, the output and their gradients are float32.
+First networks, which read the same embedding, share its first product and the gradient's last; networks of one level share
+each launch of a kernel. Operands and results of the products are of one type, bf16 or float32; sums, the normalisation,
+parameters, the output and their gradients are float32.
 """
 
 from __future__ import annotations
@@ -19,113 +20,152 @@ from vlhmm.ops.residual_network import Parameters, kernel
 # What one program holds of each tensor: 8 numbers a thread, in 4 warps.
 TILE_NUMBERS = 1 << 10
 # Programs on the way back, each of which leaves one row of sums: as many as the registers of a Hopper's 132 multiprocessors
-# hold at a time, six each.
+# hold at a time, six each, of all networks together.
 SUM_PROGRAMS = 792
 
-PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype")
+# Pieces of a program's rows that are on their way or worked on.
+STAGES = 3
+
+PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype") and hasattr(torch.ops.aten.bmm, "dtype")
 """Whether this torch can give a bfloat16 product in float32."""
 
 
 def residual_networks_by_kernels(
     embedding: Float[Tensor, "n H"],
-    networks: Sequence[Parameters],
+    chains: Sequence[Sequence[Parameters]],
     num_rows: Sequence[int],
     *,
     eps: float,
     operand_type: torch.dtype,
 ) -> list[Float[Tensor, "_ H"]]:
     """`residual_networks` by the kernels, in float32."""
+    depths = tuple(len(chain) for chain in chains)
+    networks = [chains[index][level] for level, members in enumerate(_levels(depths)) for index in members]
     parameters = [parameter for network in networks for parameter in network]
-    return list(_ResidualNetworks.apply(eps, operand_type, tuple(num_rows), embedding, *parameters))
+    return list(_ResidualNetworks.apply(eps, operand_type, depths, tuple(num_rows), embedding, *parameters))
+
+
+def _levels(depths: tuple[int, ...]) -> list[list[int]]:
+    """The chains that have a first network, those that have a second, ..."""
+    return [[index for index, depth in enumerate(depths) if depth > level] for level in range(max(depths))]
 
 
 class _ResidualNetworks(torch.autograd.Function):
+    """Networks are in the order of their levels: all first ones, all second ones, ..."""
+
     @staticmethod
     def forward(
         ctx: Any,
         eps: float,
         operand_type: torch.dtype,
+        depths: tuple[int, ...],
         num_rows: tuple[int, ...],
         embedding: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        count, width = len(num_rows), embedding.shape[1]
-        first, second = (embedding.new_empty(count, width, width, dtype=operand_type) for _ in range(2))
-        first_bias, second_bias = (embedding.new_empty(count, width, dtype=operand_type) for _ in range(2))
-        # In one launch.
-        packed = [place for places in zip(first, first_bias, second, second_bias, strict=True) for place in places]
-        torch._foreach_copy_(packed, [value for index, value in enumerate(parameters) if index % 6 < 4])
-        norms = list(zip(parameters[4::6], parameters[5::6], strict=True))
+        count, width = len(parameters) // 6, embedding.shape[1]
+        # Two launches, wherever the parameters are.
+        kinds = [parameters[kind::6] for kind in (0, 2, 1, 3)]
+        packed = torch.cat([value.flatten() for kind in kinds for value in kind]).to(operand_type)
+        parts = packed.split([count * kind[0].numel() for kind in kinds])
+        first, second, first_bias, second_bias = (
+            part.view(count, *kind[0].shape) for part, kind in zip(parts, kinds, strict=True)
+        )
+        norm_weights, norm_biases = parameters[4::6], parameters[5::6]
 
-        operand = embedding.to(operand_type)
-        hidden = torch._addmm_activation(first_bias.flatten(), operand, first.flatten(0, 1).T)
-        raws, outputs = list[Tensor](), list[Tensor]()
-        padded, rows = _tile(width)
-        for index, (own_rows, norm) in enumerate(zip(num_rows, norms, strict=True)):
-            own_hidden = _part(hidden, index, width)
-            raw = torch.addmm(second_bias[index], own_hidden[:own_rows], second[index].T)
-            output = embedding.new_empty(own_rows, width)
-            kernel.forward[(_pieces(own_rows, rows),)](
-                *(raw, own_hidden, *norm, output, own_rows, width, hidden.shape[1], eps), WIDTH_PAD=padded, ROWS=rows
+        padded, tile_rows = _tile(width)
+        operands, hidden, raw = list[Tensor](), list[Tensor](), list[Tensor]()
+        values = [embedding.to(operand_type)] * len(depths)
+        for level, members in enumerate(_levels(depths)):
+            own = slice(len(raw), len(raw) + len(members))
+            rows = tuple(num_rows[index] for index in members)
+            operands += (values[index] for index in members)
+            if level == 0:
+                biases, weights = first_bias[own].flatten(), first[own].flatten(0, 1)
+                side_by_side = torch._addmm_activation(biases, values[0], weights.T).split(width, dim=1)
+                hidden += (part[:own_rows] for part, own_rows in zip(side_by_side, rows, strict=True))
+            else:
+                each = zip(first_bias[own], operands[own], first[own], strict=True)
+                hidden += (torch._addmm_activation(bias, operand, weight.T) for bias, operand, weight in each)
+            each = zip(second_bias[own], hidden[own], second[own], strict=True)
+            raw += (torch.addmm(bias, before, weight.T) for bias, before, weight in each)
+            for index in members:
+                # What another network reads is an operand.
+                kind = torch.float32 if level + 1 == depths[index] else operand_type
+                values[index] = embedding.new_empty(num_rows[index], width, dtype=kind)
+            kernel.forward[(_pieces(max(rows), tile_rows), len(members))](
+                *(tuple(raw[own]), tuple(hidden[own]), norm_weights[own], norm_biases[own]),
+                *(tuple(values[index] for index in members), rows, width, hidden[-1].stride(0), eps),
+                WIDTH_PAD=padded,
+                ROWS=tile_rows,
             )
-            raws.append(raw)
-            outputs.append(output)
-        ctx.save_for_backward(operand, hidden, first, second, *raws, *(weight for weight, _ in norms))
-        ctx.eps, ctx.num_rows = eps, num_rows
-        return tuple(outputs)
+        ctx.save_for_backward(first, second, *norm_weights, *operands, *hidden, *raw)
+        ctx.eps, ctx.depths, ctx.num_rows = eps, depths, num_rows
+        return tuple(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        operand, hidden, first, second, *saved = ctx.saved_tensors
-        count, (all_rows, width) = len(ctx.num_rows), operand.shape
-        padded, rows = _tile(width)
-        stretch = _pieces(all_rows, rows * SUM_PROGRAMS)
-        programs = _pieces(all_rows, rows * stretch)
-        tile = {"WIDTH_PAD": padded, "ROWS": rows}
+    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Tensor | None, ...]:
+        first, second, *saved = ctx.saved_tensors
+        count, width, _ = first.shape
+        norm_weights, operands, hidden, raw = (tuple(saved[at : at + count]) for at in range(0, 4 * count, count))
+        all_rows, levels = operands[0].shape[0], _levels(ctx.depths)
+        padded, tile_rows = _tile(width)
+        stretch = _pieces(all_rows * len(levels[0]), tile_rows * SUM_PROGRAMS)
+        programs = _pieces(all_rows, tile_rows * stretch)
+        tile = {"WIDTH_PAD": padded, "ROWS": tile_rows, "STAGES": STAGES}
         # Of the LayerNorm's weight and bias, of b_2 and of b_1.
-        sums = grads[0].new_empty(programs, 4, count, width)
-        d_first = torch.empty_like(hidden)
-        d_second = list[Tensor]()
-        for index, (own_rows, grad) in enumerate(zip(ctx.num_rows, grads, strict=True)):
-            raw, norm_weight = saved[index], saved[count + index]
-            own_hidden, own_sums = _part(hidden, index, width), sums[:, :, index]
-            strides = (hidden.shape[1], sums.stride(0), sums.stride(1), stretch)
-            d_raw, d_hidden = torch.empty_like(raw), torch.empty_like(raw)
-            kernel.backward[(programs,)](
-                *(raw, own_hidden, norm_weight, grad.contiguous(), d_raw, d_hidden, own_sums),
-                *(own_rows, width, *strides, ctx.eps),
+        sums = output_grads[0].new_empty(programs, 4, count, width)
+        d_first_weight, d_second_weight = list[Tensor](), list[Tensor]()
+        grads = [grad.contiguous() for grad in output_grads]
+        end = count
+        for members in reversed(levels):
+            own = slice(end - len(members), end)
+            end = own.start
+            rows = tuple(ctx.num_rows[index] for index in members)
+            d_raw, d_hidden, d_first = (first.new_empty(len(members), all_rows, width) for _ in range(3))
+            d_firsts = d_first.unbind()
+            if end == 0:
+                # Side by side, as the hidden features.
+                d_first = d_first.view(all_rows, -1)
+                d_firsts = d_first.split(width, dim=1)
+            own_sums, strides = sums[:, :, end], (hidden[end].stride(0), sums.stride(0), sums.stride(1), stretch)
+            kernel.backward[(programs, len(members))](
+                *(raw[own], hidden[own], norm_weights[own], tuple(grads[index] for index in members)),
+                *(d_raw.unbind(), d_hidden.unbind(), own_sums, rows, width, *strides, ctx.eps),
                 **tile,
             )
             # D reaches the output directly and through the second product.
-            d_hidden.addmm_(d_raw, second[index])
-            kernel.backward_of_relu[(programs,)](
-                *(own_hidden, d_hidden, _part(d_first, index, width), own_sums, own_rows, all_rows, width, *strides),
-                **tile,
+            d_hidden.baddbmm_(d_raw, second[own])
+            kernel.backward_of_relu[(programs, len(members))](
+                *(hidden[own], d_hidden.unbind(), d_firsts, own_sums, rows, all_rows, width, *strides), **tile
             )
-            d_second.append(_product(d_raw.T, own_hidden[:own_rows]))
+            each = zip(rows, d_raw, hidden[own], strict=True)
+            d_second_weight = [_product(d[:some].T, before) for some, d, before in each] + d_second_weight
+            if end == 0:
+                d_first_weight = [*_product(d_first.T, operands[0]).view_as(first[own]), *d_first_weight]
+            else:
+                each = zip(rows, d_first, operands[own], strict=True)
+                d_first_weight = [_product(d[:some].T, operand) for some, d, operand in each] + d_first_weight
+                for index, d_operand in zip(members, _product(d_first, first[own]), strict=True):
+                    grads[index] = d_operand
+        d_embedding = _product(d_first, first[own].flatten(0, 1)) if ctx.needs_input_grad[4] else None
         total = sums.new_empty(4, count, width)
         kernel.add_up[(_pieces(total.numel(), 16),)](
             *(sums, total, programs, total.numel()), ROWS=256, COLUMNS=16, num_warps=8
         )
         d_norm_weight, d_norm_bias, d_second_bias, d_first_bias = total
-        d_first_weight = _product(d_first.T, operand).view_as(first)
-        by_kind = (d_first_weight, d_first_bias, d_second, d_second_bias, d_norm_weight, d_norm_bias)
-        d_embedding = _product(d_first, first.flatten(0, 1)) if ctx.needs_input_grad[3] else None
-        return (None, None, None, d_embedding, *(kind[index] for index in range(count) for kind in by_kind))
-
-
-def _part(side_by_side: Float[Tensor, "n NH"], index: int, width: int) -> Float[Tensor, "n H"]:
-    """The columns of one network."""
-    return side_by_side[:, index * width : (index + 1) * width]
+        by_kind = (d_first_weight, d_first_bias, d_second_weight, d_second_bias, d_norm_weight, d_norm_bias)
+        return (*(None,) * 4, d_embedding, *(kind[index] for index in range(count) for kind in by_kind))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in float32."""
+    """left @ right in float32, of matrices or of batches of them."""
     if left.dtype == torch.float32:
         return left @ right
     if left.is_cuda and PRODUCT_WIDENS:
-        return torch.mm(left, right, out_dtype=torch.float32)
+        product = torch.mm if left.dim() == 2 else torch.bmm
+        return product(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
