@@ -169,7 +169,7 @@ def test_the_cpu_path_equals_the_reference(kind: type) -> None:
         torch.testing.assert_close(found, expected[name], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 5, 4, 7), (1, 1, 1, 2, 3), (2, 3, 17, 3, 70)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 5, 4, 7), (1, 1, 1, 2, 3), (2, 3, 17, 3, 70), (1, 35, 3, 2, 4)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_equal_the_reference(kind: type, shape: tuple[int, int, int, int, int]) -> None:
     check_kernels(random_factors(kind, 2, *shape), "highest")
@@ -402,10 +402,10 @@ def test_steps_by_matrix_units_equal_those_without(kind: type, pieces: int) -> N
     """Vectors in three parts of bf16 lose nothing: tiles alone are rounded."""
     factors = moved_to(random_factors(kind, 18, batch=2, positions=6, states=19, width=12), DEVICE)
     size = 32 // pieces
-    without = replace(launch.cut_for(19, "bf16"), forward_rows=size, backward_columns=size, step_parts=0)
+    without = replace(launch.cut_for(19, "bf16"), forward_rows=size, backward_columns=size)
     found, expected = (
         results(partial(blocked_recursion_by_kernels, precision="bf16", cut=cut), factors, cotangents_for(factors))
-        for cut in (replace(without, step_parts=16), without)
+        for cut in (replace(without, forward_parts=16, backward_parts=16), without)
     )
     assert_close(found, {name: value.double() for name, value in expected.items()}, "highest")
 

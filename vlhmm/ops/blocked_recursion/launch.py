@@ -41,11 +41,13 @@ class Cut:
     forward_warps: int
     forward_stages: int
     """One more than the pieces of tiles that are on their way while a step computes."""
+    forward_parts: int
+    """Columns of a step's vector as an operand of matrix units; 0 where these are not used. Three are filled, but with
+    fewer than 16 no tile is read where it lies."""
     backward_columns: int
     backward_warps: int
     backward_stages: int
-    step_parts: int
-    """Columns of a step's vector as an operand of matrix units, which take no fewer than 16; 0 where they are not used."""
+    backward_parts: int
     sum_rows: int
     sum_inner: int
     sum_width: int
@@ -90,18 +92,19 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
             sum_cut = {"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64, "sum_stages": 1}
             sum_cut |= {"sum_warps": warps, "sum_programs": 132}
     # Pieces in float32 are 64 KB, of which shared memory has room for two beside the rest.
-    step_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3}
-    step_cut |= {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "step_parts": 0}
+    forward_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
+    backward_cut = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
     if precision == "bf16" and states >= 64:
-        # Four warps are what it takes for the matrix units to read a tile of 64 rows or more where it lies in shared memory.
+        # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory.
         step_warps, stages = 4 if states <= 256 else 8, 4 if states in (128, 1024) else 5
-        step_cut |= {"forward_warps": step_warps, "forward_stages": stages}
-        step_cut |= {"backward_warps": step_warps, "backward_stages": stages, "step_parts": 16}
+        forward_cut |= {"forward_warps": step_warps, "forward_stages": stages, "forward_parts": 16}
+        backward_cut |= {"backward_warps": step_warps, "backward_stages": stages, "backward_parts": 16}
     elif states == 128:
-        step_cut |= {"backward_columns": 64, "backward_warps": 4, "backward_stages": 5}
+        backward_cut |= {"backward_columns": 64, "backward_warps": 4, "backward_stages": 5}
     elif states <= 64:
-        step_cut |= {"forward_warps": 1, "forward_stages": 4, "backward_warps": 2, "backward_stages": 4}
-    return Cut(states=states, **tile_cut, **step_cut, **sum_cut, sum_two=precision == "bf16")
+        forward_cut |= {"forward_warps": 1, "forward_stages": 4}
+        backward_cut |= {"backward_warps": 2, "backward_stages": 4}
+    return Cut(states=states, **tile_cut, **forward_cut, **backward_cut, **sum_cut, sum_two=precision == "bf16")
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         K_PAD=cut.states,
         ROWS=cut.forward_rows,
         STAGES=cut.forward_stages,
-        PARTS=cut.step_parts,
+        PARTS=cut.forward_parts,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
@@ -270,7 +273,7 @@ def backward(
         K_PAD=cut.states,
         COLUMNS=cut.backward_columns,
         STAGES=cut.backward_stages,
-        PARTS=cut.step_parts,
+        PARTS=cut.backward_parts,
         num_warps=cut.backward_warps,
         num_stages=1,
     )
