@@ -95,10 +95,18 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
     forward_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
     backward_cut = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
     if precision == "bf16" and states >= 64:
-        # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory.
-        step_warps, stages = 4 if states <= 256 else 8, 4 if states in (128, 1024) else 5
-        forward_cut |= {"forward_warps": step_warps, "forward_stages": stages, "forward_parts": 16}
-        backward_cut |= {"backward_warps": step_warps, "backward_stages": stages, "backward_parts": 16}
+        # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory, which holds
+        # as many pieces as there are stages. They are 8 KB of 64 states, 64 KB of 256 or 512, else 32 KB.
+        piece, stages = {64: (64, 5), 256: (128, 3), 512: (64, 3)}.get(states, (rows, 4))
+        step_warps = 4 if states <= 256 else 8
+        forward_cut = {
+            "forward_rows": piece,
+            "forward_warps": step_warps,
+            "forward_stages": stages,
+            "forward_parts": 16,
+        }
+        backward_cut = {"backward_columns": piece, "backward_warps": step_warps}
+        backward_cut |= {"backward_stages": stages, "backward_parts": 16}
     elif states == 128:
         backward_cut |= {"backward_columns": 64, "backward_warps": 4, "backward_stages": 5}
     elif states <= 64:
