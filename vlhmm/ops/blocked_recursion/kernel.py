@@ -391,12 +391,12 @@ def backward(
         total = tl.load(totals + at)
         cotangent = tl.load(token_cotangent + at)
         init = tl.load(init_of + at)
-        # What cannot be has no gradient, whatever was asked of it. A total of 0 leaves no state reached.
-        reached = tl.where(here > 0.0, e * (1.0 / tl.where(total > 0.0, total, 1.0)), 0.0)
         if i % BETWEEN_SUMS == 0:
             passed = tl.sum(here * slope, axis=0)
-        # From the first piece on it is the ratio.
-        slope = tl.where(chunk == 0, (slope + (cotangent - passed)) * reached, slope)
+        # What cannot be has no gradient, whatever was asked of it.
+        rising = tl.where(here > 0.0, slope + (cotangent - passed), 0.0)
+        # A total of 0 leaves no state reached. From the first piece on it is the ratio.
+        slope = tl.where(chunk == 0, rising * (e * (1.0 / tl.where(total > 0.0, total, 1.0))), slope)
         part = slope
         if CHUNKS > 1:
             part = tl.gather(part, (chunk * COLUMNS + column).to(tl.int32), 0)
