@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, no_type_check
 
 import numpy as np
 import pytest
@@ -14,11 +15,15 @@ if not torch.cuda.is_available():
     # Must be known before triton is first imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import triton
+import triton.language as tl
+
 from vlhmm.ops.blocked_recursion import (
     BlockedFactors,
     Precision,
     blocked_recursion,
     blocked_recursion_by_kernels,
+    kernel,
     launch,
     reference,
 )
@@ -164,7 +169,7 @@ def test_the_cpu_path_equals_the_reference(kind: type) -> None:
         torch.testing.assert_close(found, expected[name], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 5, 4, 7), (1, 1, 1, 2, 3), (2, 3, 17, 3, 70)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 5, 4, 7), (1, 1, 1, 2, 3), (2, 3, 17, 3, 70), (1, 35, 3, 2, 4)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_equal_the_reference(kind: type, shape: tuple[int, int, int, int, int]) -> None:
     check_kernels(random_factors(kind, 2, *shape), "highest")
@@ -188,7 +193,7 @@ def test_a_tile_in_pieces_equals_the_reference(kind: type) -> None:
     sizes = {
         "tile_rows": 16,
         "forward_rows": 16,
-        "backward_rows": 16,
+        "backward_columns": 16,
         "sum_rows": 16,
         "sum_inner": 16,
         "sum_width": 16,
@@ -369,6 +374,40 @@ def true_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bf16_operands_are_within_their_error(kind: type) -> None:
     # The bound is one for a sequence of 64 tokens.
     check_kernels(random_factors(kind, 3, batch=1, positions=64, states=9, width=12), "bf16")
+
+
+@triton.jit
+@no_type_check
+def store_parts(vector, parts, SIZE: tl.constexpr):
+    row, column = tl.arange(0, SIZE), tl.arange(0, 16)
+    value = kernel.in_parts(tl.load(vector + row), 16)
+    tl.store(parts + row[:, None] * 16 + column[None, :], value.to(tl.float32))
+
+
+@pytest.mark.usefixtures("true_bf16")
+def test_three_parts_of_bf16_sum_to_the_vector_exactly() -> None:
+    # From 1 down to where a message counts as faded.
+    vector = torch.rand(128, generator=torch.Generator().manual_seed(0)) * 10 ** -torch.linspace(0, 28, 128)
+    vector = torch.cat([vector, -1e9 * vector]).to(DEVICE)
+    parts = vector.new_empty(256, 16)
+    store_parts[(1,)](vector, parts, 256)
+    assert torch.equal(parts.bfloat16().float(), parts)
+    assert torch.equal(parts.double().sum(1), vector.double())
+
+
+@pytest.mark.usefixtures("true_bf16")
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("kind", [BlockFactoredTransition, SoftmaxTransition])
+def test_steps_by_matrix_units_equal_those_without(kind: type, pieces: int) -> None:
+    """Vectors in three parts of bf16 lose nothing: tiles alone are rounded."""
+    factors = moved_to(random_factors(kind, 18, batch=2, positions=6, states=19, width=12), DEVICE)
+    size = 32 // pieces
+    without = replace(launch.cut_for(19, "bf16"), forward_rows=size, backward_columns=size)
+    found, expected = (
+        results(partial(blocked_recursion_by_kernels, precision="bf16", cut=cut), factors, cotangents_for(factors))
+        for cut in (replace(without, forward_parts=16, backward_parts=16), without)
+    )
+    assert_close(found, {name: value.double() for name, value in expected.items()}, "highest")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -109,14 +109,15 @@ class _BlockedRecursion(torch.autograd.Function):
 
         inputs = (log_previous, log_inits, out, into, row_term, log_emission, *indices)
         factors = _rebuilt(inputs, states_of_group, kind)
-        cut = cut or launch.cut_for(factors.num_states, precision)
+        # The tiles of a table are in float32 always.
+        cut = cut or launch.cut_for(factors.num_states, "highest" if kind is TableTransition else precision)
         packed = launch.operands(factors, precision)
         run = launch.forward(factors, packed, precision, cut)
         ctx.save_for_backward(
             *(*inputs, states_of_group),
             *(packed.out, packed.into, packed.barrier),
             *(run.token_log_probs, run.log_last, run.suspect, run.tiles),
-            *(run.weight, run.emission, run.alpha, run.sent, run.totals),
+            *(run.weight, run.emission, run.alpha, run.totals),
         )
         ctx.kind, ctx.precision, ctx.cut = kind, precision, cut
         ctx.mark_non_differentiable(run.suspect)

@@ -5,6 +5,7 @@
     exponentiate a program a position  the vectors of a position as probabilities: steps in sequence do no more than they must
     forward      a program a sequence  messages from position to position: vector times tile
     backward     a program a sequence  the same from the end: tile times vector
+    conclude     a program a position  what follows from two messages and two means, so that steps need not make it
     accumulate   a program a stretch of positions  the gradient of the features: tile gradient times the other features
 
 Where the transition is a table, `cut_tiles` and `add_tiles` stand for `pack`, `make_tiles` and `accumulate`.
@@ -17,6 +18,8 @@ e_t the emission, c_t the normaliser, g_t the cotangent of log c_t, and slope_t 
 
     sent_t  = alpha_t-1 w            u_t = (sent_t S) e_t           alpha_t = u_t / c_t
     ratio_t = slope_t e_t / c_t      mean_t = S ratio_t             slope_t-1 = w mean_t + g_t-1 - sum of sent_t mean_t
+
+The sum of sent_t mean_t is that of u_t ratio_t / e_t, or of alpha_t slope_t, and that is g_t.
 
     dL / dlog A[z, z'] = sent(z) S[z, z'] ratio(z')                 its row sum: sent(z) mean(z)
     dL / dlogits[z, z'] = sent(z) S[z, z'] (ratio(z') - mean(z))    block-factored; softmax: without the mean
@@ -220,6 +223,20 @@ def exponentiate(
     tl.store(found_zero, 1, mask=(smallest == 0.0) & (init < 0))
 
 
+@triton.jit
+@no_type_check
+def in_parts(vector, PARTS: tl.constexpr):
+    """A vector of float32 as columns of bf16 that sum to it, in all of its 24 bits; from the fourth on they are 0."""
+    value = vector[:, None]
+    high = value.to(tl.bfloat16)
+    value -= high.to(tl.float32)
+    middle = value.to(tl.bfloat16)
+    low = (value - middle.to(tl.float32)).to(tl.bfloat16)
+    column = tl.arange(0, PARTS)[None, :]
+    nothing = tl.zeros((1, PARTS), dtype=tl.bfloat16)
+    return tl.where(column == 0, high, tl.where(column == 1, middle, tl.where(column == 2, low, nothing)))
+
+
 @triton.jit(do_not_specialize=["T"])
 @no_type_check
 def forward(
@@ -234,7 +251,6 @@ def forward(
     token_log_probs,
     log_last,
     alpha,
-    sent,
     totals,
     suspect,
     T,
@@ -242,6 +258,7 @@ def forward(
     K_PAD: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """One sequence. Each step waits for the one before; what does not is on its way to shared memory some pieces ahead.
 
@@ -260,36 +277,43 @@ def forward(
     low = 0
     fading = tl.where((message < TINY) & (log_message > float("-inf")), 1, 0)
     tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
-    predicted = tl.zeros((K_PAD,), dtype=tl.float32)
+    if PARTS:
+        predicted = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
+    else:
+        predicted = tl.zeros((K_PAD,), dtype=tl.float32)
     # One loop over steps and the pieces of their tiles, so that the loads of all are pipelined alike. None of them may
     # read what the loop has written: they run ahead of it.
     for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
         at = b * T + i // CHUNKS
         chunk = i % CHUNKS
         tile = tl.load(tile_at + i * (ROWS * K_PAD))
-        w = tl.load(weight + at * K + state, mask=inside, other=0.0)
-        e = tl.load(emission + at * K + state, mask=inside, other=0.0)
+        w = tl.load(weight + at * K + state, mask=inside & (chunk == 0), other=1.0)
+        e = tl.load(emission + at * K + state, mask=inside & (chunk == CHUNKS - 1), other=0.0)
         init = tl.load(init_of + at)
-        moving = message * w
-        part = moving
+        # From the first piece on it is what is sent.
+        message *= w
+        part = message
         if CHUNKS > 1:
-            part = tl.gather(moving, (chunk * ROWS + row).to(tl.int32), 0)
-        predicted += tl.sum(part[:, None] * tile.to(tl.float32), axis=0)
+            part = tl.gather(part, (chunk * ROWS + row).to(tl.int32), 0)
+        if PARTS:
+            predicted = tl.dot(tl.trans(tile), in_parts(part, PARTS), predicted)
+        else:
+            predicted += tl.sum(part[:, None] * tile.to(tl.float32), axis=0)
         if chunk == CHUNKS - 1:
+            arrived = predicted
+            if PARTS:
+                arrived = tl.sum(predicted, axis=1)
             # What has once become impossible stays so, also when the states begin anew.
-            joint = tl.where(init >= 0, alive, predicted) * e
+            joint = tl.where(init >= 0, alive, arrived) * e
             total = tl.sum(joint, axis=0)
             possible = total > 0.0
             low = tl.where((total < TINY) & (alive > 0.0), 1, low)
             alive = tl.where(possible, alive, 0.0)
             message = joint * (1.0 / tl.where(possible, total, 1.0))
             fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
-            tl.store(sent + at * K + state, moving, mask=inside)
             tl.store(alpha + at * K + state, message, mask=inside)
             tl.store(totals + at, total)
-            predicted = tl.zeros((K_PAD,), dtype=tl.float32)
-    for t in range(length, T):
-        tl.store(sent + (b * T + t) * K + state, tl.zeros((K_PAD,), dtype=tl.float32), mask=inside)
+            predicted = tl.zeros_like(predicted)
     # All of a sequence's totals are in memory before any is read.
     tl.debug_barrier()
     for first in range(0, T, K_PAD):
@@ -306,10 +330,93 @@ def forward(
     tl.store(suspect + b, tl.maximum(low, tl.max(fading, axis=0) * tl.load(found_zero)) > 0)
 
 
+@triton.jit
+@no_type_check
+def slope_at_end(last_cotangent, here, b, state, inside, K):
+    """dL / dlog alpha over alpha, of the last message: bounded where the quotient of two small numbers would not be."""
+    slope = tl.zeros_like(here)
+    if last_cotangent is not None:
+        asked = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
+        slope = tl.where(here > 0.0, asked / tl.where(here > 0.0, here, 1.0), 0.0)
+    return slope
+
+
 @triton.jit(do_not_specialize=["T"])
 @no_type_check
 def backward(
     tiles,
+    alpha,
+    weight,
+    emission,
+    totals,
+    init_of,
+    lengths,
+    token_cotangent,
+    last_cotangent,
+    mean,
+    T,
+    K,
+    K_PAD: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """One sequence from its end: its means. The sum of what has `passed` a position is the position's cotangent, or 0 where
+    states begin anew or nothing is possible: one step in 16 takes it, so that rounding does not add up."""
+    CHUNKS: tl.constexpr = K_PAD // COLUMNS
+    BETWEEN_SUMS: tl.constexpr = 16 * CHUNKS
+    b = tl.program_id(0).to(tl.int64)
+    state = tl.arange(0, K_PAD)
+    inside = state < K
+    column = tl.arange(0, COLUMNS)
+    length = tl.load(lengths + b).to(tl.int64)
+    last = tl.maximum(length, 1) - 1
+    tile_at = tiles + b * T * K_PAD * K_PAD + state[:, None] * K_PAD + column[None, :]
+    final = tl.load(alpha + (b * T + last) * K + state, mask=inside & (length > 0), other=0.0)
+    slope = slope_at_end(last_cotangent, final, b, state, inside, K)
+    passed = 0.0
+    if PARTS:
+        average = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
+    else:
+        average = tl.zeros((K_PAD,), dtype=tl.float32)
+    # As in the forward direction; pieces are columns, so that all add to the same sum.
+    for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
+        t = last - i // CHUNKS
+        chunk = i % CHUNKS
+        at = b * T + t
+        tile = tl.load(tile_at + (t * (K_PAD * K_PAD) + chunk * COLUMNS))
+        here = tl.load(alpha + at * K + state, mask=inside & (chunk == 0), other=0.0)
+        e = tl.load(emission + at * K + state, mask=inside & (chunk == 0), other=0.0)
+        w = tl.load(weight + at * K + state, mask=inside & (chunk == CHUNKS - 1), other=0.0)
+        total = tl.load(totals + at)
+        cotangent = tl.load(token_cotangent + at)
+        init = tl.load(init_of + at)
+        if i % BETWEEN_SUMS == 0:
+            passed = tl.sum(here * slope, axis=0)
+        # What cannot be has no gradient, whatever was asked of it.
+        rising = tl.where(here > 0.0, slope + (cotangent - passed), 0.0)
+        # A total of 0 leaves no state reached. From the first piece on it is the ratio.
+        slope = tl.where(chunk == 0, rising * (e * (1.0 / tl.where(total > 0.0, total, 1.0))), slope)
+        part = slope
+        if CHUNKS > 1:
+            part = tl.gather(part, (chunk * COLUMNS + column).to(tl.int32), 0)
+        if PARTS:
+            average = tl.dot(tile, in_parts(part, PARTS), average)
+        else:
+            average += tl.sum(tile.to(tl.float32) * part[None, :], axis=1)
+        if chunk == CHUNKS - 1:
+            found = average
+            if PARTS:
+                found = tl.sum(average, axis=1)
+            tl.store(mean + at * K + state, found, mask=inside)
+            slope = w * found
+            passed = tl.where((init < 0) & (total > 0.0), cotangent, 0.0)
+            average = tl.zeros_like(average)
+
+
+@triton.jit(do_not_specialize=["T"])
+@no_type_check
+def conclude(
     alpha,
     weight,
     emission,
@@ -322,9 +429,10 @@ def backward(
     lengths,
     token_cotangent,
     last_cotangent,
+    mean,
+    sent,
     posterior,
     ratio,
-    mean,
     d_log_previous,
     d_log_inits,
     d_row_term,
@@ -333,78 +441,54 @@ def backward(
     M,
     BLOCK_FACTORED: tl.constexpr,
     K_PAD: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
-    """One sequence from its end; the gradients of the row terms and of the inits are added as they are met."""
-    CHUNKS: tl.constexpr = K_PAD // ROWS
-    b = tl.program_id(0).to(tl.int64)
+    """What follows from the means of one position and the next: sent, ratio, posterior; gradients of row terms and inits.
+
+    Past the length all are 0.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    b = n // T
+    t = n % T
     state = tl.arange(0, K_PAD)
     inside = state < K
-    row = tl.arange(0, ROWS)
     length = tl.load(lengths + b).to(tl.int64)
-    last = tl.maximum(length, 1) - 1
-    tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
-    previous = tl.exp(tl.load(log_previous + b * K + state, mask=inside, other=float("-inf")))
-    here = tl.load(alpha + (b * T + last) * K + state, mask=inside & (length > 0), other=0.0)
-    here = tl.where(length > 0, here, previous)
-    flow = tl.zeros((K_PAD,), dtype=tl.float32)
-    if last_cotangent is not None:
-        asked = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
-        flow = tl.where(here > 0.0, asked, 0.0)
-    flow_sum = tl.sum(flow, axis=0)
-    # dL / dlog alpha over alpha: bounded where the quotient of two small numbers would not be.
-    slope = tl.where(here > 0.0, flow / tl.where(here > 0.0, here, 1.0), 0.0)
-    average = tl.zeros((K_PAD,), dtype=tl.float32)
-    # As in the forward direction; pieces go up within a tile, tiles go down.
-    for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
-        t = last - i // CHUNKS
-        chunk = i % CHUNKS
-        at = b * T + t
-        tile = tl.load(tile_at + (t * CHUNKS + chunk) * (ROWS * K_PAD))
-        before = tl.load(alpha + (at - 1) * K + state, mask=inside & (t > 0), other=0.0)
-        w = tl.load(weight + at * K + state, mask=inside, other=0.0)
-        e = tl.load(emission + at * K + state, mask=inside, other=0.0)
-        total = tl.load(totals + at)
-        cotangent = tl.load(token_cotangent + at)
-        init = tl.load(init_of + at).to(tl.int64)
-        source = tl.load(source_group + at).to(tl.int64)
-        target = tl.load(target_group + at).to(tl.int64)
-        # What cannot be has no gradient, whatever was asked of it.
-        rising = tl.where(here > 0.0, slope + (cotangent - flow_sum), 0.0)
-        # A total of 0 leaves no state reached.
-        r = rising * e * (1.0 / tl.where(total > 0.0, total, 1.0))
-        part = tl.sum(tile.to(tl.float32) * r[None, :], axis=1)
-        if CHUNKS > 1:
-            average += tl.where(state // ROWS == chunk, tl.gather(part, state % ROWS, 0), 0.0)
-        else:
-            average = part
-        if chunk == CHUNKS - 1:
-            q = here * rising
-            tl.store(posterior + at * K + state, q, mask=inside)
-            tl.store(ratio + at * K + state, r, mask=inside)
-            tl.store(mean + at * K + state, average, mask=inside)
-            here = tl.where(t > 0, before, previous)
-            slope = w * average
-            flow = here * slope
-            flow_sum = tl.sum(flow, axis=0)
-            used = inside & (flow != 0.0)
-            if BLOCK_FACTORED:
-                tl.atomic_add(d_row_term + (source * K + state) * M + target, flow, mask=used, sem="relaxed")
-            elif d_row_term is not None:
-                of_row = states_of(states, source, state, inside, K)
-                tl.atomic_add(d_row_term + of_row, -flow, mask=used, sem="relaxed")
-            if d_log_inits is not None:
-                begun = inside & (init >= 0)
-                tl.atomic_add(d_log_inits + init * K + state, q, mask=begun, sem="relaxed")
-            average = tl.zeros((K_PAD,), dtype=tl.float32)
-    tl.store(d_log_previous + b * K + state, flow, mask=inside)
-    nothing = tl.zeros((K_PAD,), dtype=tl.float32)
-    for t in range(length, T):
-        at = b * T + t
-        tl.store(posterior + at * K + state, nothing, mask=inside)
-        tl.store(ratio + at * K + state, nothing, mask=inside)
-        tl.store(mean + at * K + state, nothing, mask=inside)
+    within = inside & (t < length)
+    following = inside & (t + 1 < length)
+    previous = tl.exp(tl.load(log_previous + b * K + state, mask=inside & (t == 0), other=float("-inf")))
+    before = tl.load(alpha + (n - 1) * K + state, mask=within & (t > 0), other=0.0)
+    before = tl.where(t > 0, before, previous)
+    average = tl.load(mean + n * K + state, mask=within, other=0.0)
+    leaving = before * tl.load(weight + n * K + state, mask=within, other=0.0)
+    flow = leaving * average
+    here = tl.load(alpha + n * K + state, mask=within, other=0.0)
+    slope = tl.load(weight + (n + 1) * K + state, mask=following, other=0.0)
+    slope *= tl.load(mean + (n + 1) * K + state, mask=following, other=0.0)
+    if t + 1 == length:
+        slope = slope_at_end(last_cotangent, here, b, state, inside, K)
+    cotangent = tl.load(token_cotangent + n)
+    rising = tl.where(here > 0.0, slope + (cotangent - tl.sum(here * slope, axis=0)), 0.0)
+    total = tl.load(totals + n, mask=t < length, other=0.0)
+    e = tl.load(emission + n * K + state, mask=within, other=0.0)
+    tl.store(sent + n * K + state, leaving, mask=inside)
+    tl.store(ratio + n * K + state, rising * e * (1.0 / tl.where(total > 0.0, total, 1.0)), mask=inside)
+    tl.store(posterior + n * K + state, here * rising, mask=inside)
+    tl.store(mean + n * K + state, average, mask=inside & (t >= length))
+    if t == 0:
+        if length == 0:
+            flow = previous * slope_at_end(last_cotangent, previous, b, state, inside, K)
+        tl.store(d_log_previous + b * K + state, flow, mask=inside)
+    used = within & (flow != 0.0)
+    if BLOCK_FACTORED:
+        source = tl.load(source_group + n).to(tl.int64)
+        target = tl.load(target_group + n).to(tl.int64)
+        tl.atomic_add(d_row_term + (source * K + state) * M + target, flow, mask=used, sem="relaxed")
+    elif d_row_term is not None:
+        source = tl.load(source_group + n).to(tl.int64)
+        of_row = states_of(states, source, state, inside, K)
+        tl.atomic_add(d_row_term + of_row, -flow, mask=used, sem="relaxed")
+    if d_log_inits is not None:
+        init = tl.load(init_of + n).to(tl.int64)
+        tl.atomic_add(d_log_inits + init * K + state, here * rising, mask=within & (init >= 0), sem="relaxed")
 
 
 @triton.jit

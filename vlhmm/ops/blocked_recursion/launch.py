@@ -41,9 +41,13 @@ class Cut:
     forward_warps: int
     forward_stages: int
     """One more than the pieces of tiles that are on their way while a step computes."""
-    backward_rows: int
+    forward_parts: int
+    """Columns of a step's vector as an operand of matrix units; 0 where these are not used. Three are filled, but with
+    fewer than 16 no tile is read where it lies."""
+    backward_columns: int
     backward_warps: int
     backward_stages: int
+    backward_parts: int
     sum_rows: int
     sum_inner: int
     sum_width: int
@@ -88,11 +92,24 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
             sum_cut = {"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64, "sum_stages": 1}
             sum_cut |= {"sum_warps": warps, "sum_programs": 132}
     # Pieces in float32 are 64 KB, of which shared memory has room for two beside the rest.
-    forward_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3}
-    backward_cut = {"backward_rows": rows, "backward_warps": warps, "backward_stages": 3}
-    if states == 128:
-        backward_cut = {"backward_rows": 64, "backward_warps": 4, "backward_stages": 5}
-    if states <= 64:
+    forward_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
+    backward_cut = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
+    if precision == "bf16" and states >= 64:
+        # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory, which holds
+        # as many pieces as there are stages. They are 8 KB of 64 states, 64 KB of 256 or 512, else 32 KB.
+        piece, stages = {64: (64, 5), 256: (128, 3), 512: (64, 3)}.get(states, (rows, 4))
+        step_warps = 4 if states <= 256 else 8
+        forward_cut = {
+            "forward_rows": piece,
+            "forward_warps": step_warps,
+            "forward_stages": stages,
+            "forward_parts": 16,
+        }
+        backward_cut = {"backward_columns": piece, "backward_warps": step_warps}
+        backward_cut |= {"backward_stages": stages, "backward_parts": 16}
+    elif states == 128:
+        backward_cut |= {"backward_columns": 64, "backward_warps": 4, "backward_stages": 5}
+    elif states <= 64:
         forward_cut |= {"forward_warps": 1, "forward_stages": 4}
         backward_cut |= {"backward_warps": 2, "backward_stages": 4}
     return Cut(states=states, **tile_cut, **forward_cut, **backward_cut, **sum_cut, sum_two=precision == "bf16")
@@ -119,7 +136,6 @@ class Run:
     weight: Float[Tensor, "B T K"]
     emission: Float[Tensor, "B T K"]
     alpha: Float[Tensor, "B T K"]
-    sent: Float[Tensor, "B T K"]
     totals: Float[Tensor, "B T"]
 
 
@@ -188,7 +204,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     rounded = precision == "bf16" and not isinstance(factors.transition, TableTransition)
     tiles_type = torch.bfloat16 if rounded else torch.float32
     tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
-    log_weight, weight, emission, alpha, sent = (torch.empty_like(log_emission) for _ in range(5))
+    log_weight, weight, emission, alpha = (torch.empty_like(log_emission) for _ in range(4))
     found_zero = log_emission.new_zeros(1, dtype=torch.int32)
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     if isinstance(factors.transition, TableTransition):
@@ -225,14 +241,15 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     kernel.forward[(batch,)](
         *(tiles, weight, emission, log_shift, init_of),
         *(factors.log_previous.contiguous(), factors.lengths.contiguous(), found_zero),
-        *(token_log_probs, log_last, alpha, sent, totals, suspect, length, num_states),
+        *(token_log_probs, log_last, alpha, totals, suspect, length, num_states),
         K_PAD=cut.states,
         ROWS=cut.forward_rows,
         STAGES=cut.forward_stages,
+        PARTS=cut.forward_parts,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
-    return Run(token_log_probs, log_last, suspect, tiles, weight, emission, alpha, sent, totals)
+    return Run(token_log_probs, log_last, suspect, tiles, weight, emission, alpha, totals)
 
 
 def backward(
@@ -247,7 +264,7 @@ def backward(
     """Nothing is asked of what has no cotangent. Training asks only for log-probabilities."""
     batch, length, num_states = factors.log_emission.shape
     transition = factors.transition
-    posterior, ratio, mean = (torch.empty_like(run.alpha) for _ in range(3))
+    posterior, sent, ratio, mean = (torch.empty_like(run.alpha) for _ in range(4))
     d_log_previous = torch.empty_like(run.log_last)
     d_log_inits = None
     if factors.log_inits.requires_grad:
@@ -256,39 +273,52 @@ def backward(
     d_row_term = None if is_table else torch.zeros_like(factors.row_term.contiguous())
     if token_cotangent is None:
         token_cotangent = torch.zeros_like(run.token_log_probs)
+    vectors = (run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous())
+    lengths = factors.lengths.contiguous()
+    cotangents = (token_cotangent.contiguous(), None if last_cotangent is None else last_cotangent.contiguous())
     kernel.backward[(batch,)](
-        *(run.tiles, run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous()),
-        *(factors.source_group.contiguous(), factors.target_group.contiguous(), _states(factors)),
-        *(factors.log_previous.contiguous(), factors.lengths.contiguous()),
-        *(token_cotangent.contiguous(), None if last_cotangent is None else last_cotangent.contiguous()),
-        *(posterior, ratio, mean, d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
-        BLOCK_FACTORED=factors.block_factored,
+        *(run.tiles, *vectors, lengths, *cotangents, mean, length, num_states),
         K_PAD=cut.states,
-        ROWS=cut.backward_rows,
+        COLUMNS=cut.backward_columns,
         STAGES=cut.backward_stages,
+        PARTS=cut.backward_parts,
         num_warps=cut.backward_warps,
         num_stages=1,
     )
+    kernel.conclude[(batch * length,)](
+        *(*vectors, factors.source_group.contiguous(), factors.target_group.contiguous(), _states(factors)),
+        *(factors.log_previous.contiguous(), lengths, *cotangents, mean, sent, posterior, ratio),
+        *(d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
+        BLOCK_FACTORED=factors.block_factored,
+        K_PAD=cut.states,
+        num_warps=1 if cut.states <= 128 else 4,
+    )
     if isinstance(transition, TableTransition):
-        from_table = _table_gradient(factors, transition.log_prob, run, ratio, cut)
+        from_table = _table_gradient(factors, transition.log_prob, run.tiles, sent, ratio, cut)
         return Gradient(d_log_previous, d_log_inits, from_table, None, None, posterior)
     # Of B T group numbers; no large tensor is moved.
     order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
     own, other, position = order.own, order.other, order.position
+    shared = (factors, run.tiles, sent, ratio, mean, precision, cut)
     by_source, by_target = (
-        _feature_gradient(factors, run, ratio, mean, precision, cut, own[side], other[side], position[side], *operand)
+        _feature_gradient(*shared, own[side], other[side], position[side], *operand)
         for side, operand in enumerate([(transition.out, packed.into, False), (transition.into, packed.out, True)])
     )
     return Gradient(d_log_previous, d_log_inits, by_source, by_target, d_row_term, posterior)
 
 
 def _table_gradient(
-    factors: BlockedFactors, log_prob: Float[Tensor, "Z Y"], run: Run, ratio: Float[Tensor, "B T K"], cut: Cut
+    factors: BlockedFactors,
+    log_prob: Float[Tensor, "Z Y"],
+    tiles: Float[Tensor, "B T K_pad K_pad"],
+    sent: Float[Tensor, "B T K"],
+    ratio: Float[Tensor, "B T K"],
+    cut: Cut,
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
     kernel.add_tiles[(batch * length, _pieces(cut.states, cut.forward_rows))](
-        *(run.tiles, run.sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
+        *(tiles, sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
         K_PAD=cut.states,
         ROWS=cut.forward_rows,
@@ -299,7 +329,8 @@ def _table_gradient(
 
 def _feature_gradient(
     factors: BlockedFactors,
-    run: Run,
+    tiles: Float[Tensor, "B T K_pad K_pad"],
+    sent: Float[Tensor, "B T K"],
     ratio: Float[Tensor, "B T K"],
     mean: Float[Tensor, "B T K"],
     precision: Precision,
@@ -325,7 +356,7 @@ def _feature_gradient(
     stretch = max(LEAST_STRETCH, _pieces(num_positions * pieces[0] * pieces[1], cut.sum_programs))
     gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
     kernel.accumulate[(_pieces(num_positions, stretch), *pieces)](
-        *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
+        *(tiles, sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
         BLOCK_FACTORED=factors.block_factored,
         BY_TARGET=by_target,
