@@ -167,6 +167,36 @@ def test_of_several_tiles_what_fades_in_float32_equals_the_reference(seed: int) 
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("dtype", "way", "gain"), [(torch.float32, 95.0, 12.0), (torch.float64, 720.0, 90.0)])
+def test_a_state_that_all_but_fades_and_comes_back_has_the_gradient_of_the_reference(
+    dtype: torch.dtype, way: float, gain: float
+) -> None:
+    # None of the tile is 0 in this type, but its inverse, by how much state 1 explains the later words better, is beyond it.
+    log_tiles = torch.full((1, 2, 2), -way, dtype=torch.float64)
+    log_tiles[0].fill_diagonal_(0.0)
+    log_emission = torch.zeros(2, 16, 2, dtype=torch.float64)
+    log_emission[1, :2, 1] = log_emission[1, 2:, 0] = -gain
+    exact = Factors(
+        log_previous=torch.zeros(2, 2, dtype=torch.float64),
+        log_inits=torch.tensor([[0.0, -way]], dtype=torch.float64),
+        init_of=torch.tensor([0] + [-1] * 15).expand(2, 16),
+        log_tiles=log_tiles,
+        tile_of=torch.zeros(2, 16, dtype=torch.int64),
+        log_emission=log_emission,
+        lengths=torch.tensor([16, 16]),
+    )
+    factors = convert(exact, dtype=dtype)
+    run = scaled.forward(factors, scaled.scale(factors))
+    assert run.alpha.amin() < torch.finfo(dtype).tiny
+    cotangents = (torch.ones(2, 16, dtype=dtype), torch.zeros(2, 2, dtype=dtype))
+    for ours, theirs in zip(
+        gradients(recursion, factors, cotangents),
+        gradients(reference.recursion, exact, (cotangents[0].double(), cotangents[1].double())),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_an_impossible_sequence_leaves_the_others_alone() -> None:
     factors = random_factors(1, batch=3, positions=6, states=3)
     factors = replace(factors, lengths=torch.tensor([6, 6, 6]))

@@ -38,6 +38,9 @@ from vlhmm.ops.rounding.kernel import nearest_tf32
 
 # A quarter of float32's exponents is left as a margin above its smallest number.
 TINY = tl.constexpr(4e-29)
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+LARGEST_SLOPE = tl.constexpr(2.0**126)
+LARGEST_RATIO = tl.constexpr(2.0**112)
 
 
 @triton.jit
@@ -282,7 +285,8 @@ def forward(
             possible = total > 0.0
             low = tl.where((total < TINY) & (alive > 0.0), 1, low)
             alive = tl.where(possible, alive, 0.0)
-            message = joint * (1.0 / tl.where(possible, total, 1.0))
+            # Next to the smallest numbers an inverse is infinite.
+            message = joint * (1.0 / tl.maximum(total, SMALLEST_NORMAL))
             fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
             tl.store(sent + at * K + state, moving, mask=inside)
             tl.store(alpha + at * K + state, message, mask=inside)
@@ -304,6 +308,14 @@ def forward(
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
     tl.store(suspect + b, tl.maximum(low, tl.max(fading, axis=0) * tl.load(found_zero)) > 0)
+
+
+@triton.jit
+@no_type_check
+def held(value, LARGEST: tl.constexpr):
+    """0 where float32 could not hold it, or the sum of several: a state that has all but faded and yet comes back is left out, and
+    what the others lack is shared out among them as the next flow's difference. NaN stays, to be seen."""
+    return tl.where(tl.abs(value) > LARGEST, 0.0, value)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -354,7 +366,7 @@ def backward(
         flow = tl.where(here > 0.0, asked, 0.0)
     flow_sum = tl.sum(flow, axis=0)
     # dL / dlog alpha over alpha: bounded where the quotient of two small numbers would not be.
-    slope = tl.where(here > 0.0, flow / tl.where(here > 0.0, here, 1.0), 0.0)
+    slope = held(tl.where(here > 0.0, flow / tl.where(here > 0.0, here, 1.0), 0.0), LARGEST_SLOPE)
     average = tl.zeros((K_PAD,), dtype=tl.float32)
     # As in the forward direction; pieces go up within a tile, tiles go down.
     for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
@@ -373,7 +385,7 @@ def backward(
         # What cannot be has no gradient, whatever was asked of it.
         rising = tl.where(here > 0.0, slope + (cotangent - flow_sum), 0.0)
         # A total of 0 leaves no state reached.
-        r = rising * e * (1.0 / tl.where(total > 0.0, total, 1.0))
+        r = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), LARGEST_RATIO)
         part = tl.sum(tile.to(tl.float32) * r[None, :], axis=1)
         if CHUNKS > 1:
             average += tl.where(state // ROWS == chunk, tl.gather(part, state % ROWS, 0), 0.0)
@@ -385,7 +397,7 @@ def backward(
             tl.store(ratio + at * K + state, r, mask=inside)
             tl.store(mean + at * K + state, average, mask=inside)
             here = tl.where(t > 0, before, previous)
-            slope = w * average
+            slope = held(w * average, LARGEST_SLOPE)
             flow = here * slope
             flow_sum = tl.sum(flow, axis=0)
             used = inside & (flow != 0.0)

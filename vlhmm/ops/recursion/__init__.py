@@ -1,7 +1,7 @@
 """The forward recursion: exact log p(x_t | x_<t) from the factors of every position, and its gradient without a tape.
 
 `scaled` does the work, on a GPU `dense` where there is but one tile. A sequence in which their numbers come near the
-smallest of their type is done again: if that was float32 by `scaled` in float64, whose range is eight times as wide, else in
+smallest of their type, or on `scaled`'s way back beyond its largest, is done again: if that was float32 by `scaled` in float64, whose range is eight times as wide, else in
 log space by `reference`, which is the specification. While a CUDA graph is captured nobody can look: see `_DenseRecursion`.
 """
 
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import reference, scaled
@@ -150,14 +150,21 @@ class _Recursion(torch.autograd.Function):
         # An impossible token or state has no gradient, whatever was asked of it.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
         last_cotangent = torch.where(log_last.isinf(), 0.0, cotangents[1])
-        rows = suspect.nonzero()[:, 0]
-        scaled_cotangents = (token_cotangent, last_cotangent)
-        if rows.numel():
-            alpha = alpha.index_fill(0, rows, 0.0)
-            scaled_cotangents = (token_cotangent.index_fill(0, rows, 0.0), last_cotangent.index_fill(0, rows, 0.0))
         wanted = ctx.needs_input_grad[:4]
         scaled_factors = scaled.Scaled(*saved[12:]) if len(saved) > 12 else scaled.scale(factors)
-        gradient = scaled.backward(factors, scaled_factors, alpha, totals, *scaled_cotangents, tile_gradient=wanted[2])
+
+        def without(rows: Tensor) -> scaled.Gradient:
+            token, last, reached = token_cotangent, last_cotangent, alpha
+            if rows.numel():
+                token, last, reached = (values.index_fill(0, rows, 0.0) for values in (token, last, reached))
+            return scaled.backward(factors, scaled_factors, reached, totals, token, last, tile_gradient=wanted[2])
+
+        rows = suspect.nonzero()[:, 0]
+        gradient = without(rows)
+        overflowing = _overflowing(gradient)
+        if bool(overflowing.any()):
+            rows = (suspect | overflowing).nonzero()[:, 0]
+            gradient = without(rows)
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if rows.numel():
             gradients = _with_rows(gradients, rows, factors, token_cotangent, last_cotangent)
@@ -230,6 +237,13 @@ class _DenseRecursion(torch.autograd.Function):
             gradients = _with_rows(gradients, ctx.rows, factors, token_cotangent, last_cotangent)
         wanted = (one if needed else None for one, needed in zip(gradients, ctx.needs_input_grad[:4], strict=True))
         return (*wanted, None, None, None, None, None)
+
+
+def _overflowing(gradient: scaled.Gradient) -> Bool[Tensor, " B"]:
+    """Sequences in which a state that had all but faded comes back: its posterior over its message is beyond the type."""
+    rows = ~(gradient.log_emission.flatten(1).isfinite().all(1) & gradient.log_previous.isfinite().all(1))
+    # Where many are near that, their sum may be beyond it.
+    return rows | ~(rows.any() | gradient.log_tiles.isfinite().all())
 
 
 def _in_capture(device: torch.device) -> bool:
