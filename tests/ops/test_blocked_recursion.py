@@ -312,6 +312,32 @@ def test_a_total_near_the_smallest_number_is_suspect_and_right() -> None:
     torch.testing.assert_close(run.token_log_probs.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_a_state_that_all_but_fades_and_comes_back_makes_no_gradient_infinite() -> None:
+    # In sequence 1 state 1 fades to exp(-102), then explains each word better by exp(12), until it is the likely one.
+    log_prob = torch.tensor([[0.0, -90.0], [-103.0, 0.0]]).repeat(2, 2)
+    log_emission = torch.zeros(2, 16, 2)
+    log_emission[1, :2, 1] = log_emission[1, 2:, 0] = -12.0
+    factors = BlockedFactors(
+        log_previous=torch.tensor([[0.0, -300.0]]).repeat(2, 1),
+        log_inits=torch.zeros(1, 2),
+        init_of=torch.full((2, 16), -1),
+        transition=TableTransition(log_prob),
+        source_group=torch.zeros(2, 16, dtype=torch.int64),
+        target_group=torch.zeros(2, 16, dtype=torch.int64),
+        log_emission=log_emission,
+        lengths=torch.tensor([16, 16]),
+    )
+    cotangents = (torch.ones(2, 16), torch.zeros(2, 2))
+
+    def run(given: BlockedFactors) -> Any:
+        return blocked_recursion_by_kernels(given, "highest")
+
+    found = results(run, moved_to(factors, DEVICE), cotangents)
+    assert all(one.isfinite().all() for one in found.values())
+    torch.testing.assert_close(found["log_emission"][0], torch.tensor([1.0, 0.0], device=DEVICE).expand(16, 2))
+
+
 def test_nothing_to_begin_from_is_no_obstacle() -> None:
     factors = random_factors(SoftmaxTransition, 14)
     factors = moved_to(replace(factors, init_of=torch.full_like(factors.init_of, -1)), DEVICE)

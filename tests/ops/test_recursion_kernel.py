@@ -345,6 +345,56 @@ def test_in_a_graph_a_sum_that_is_lost_has_no_gradient_and_leaves_the_others_alo
     torch.testing.assert_close(found[2], expected[2])
 
 
+def comes_back() -> Factors:
+    """In sequence 1 state 1 fades to exp(-102), then explains each word better by exp(12), until it is the likely one."""
+    log_tile = torch.full((5, 5), -300.0).fill_diagonal_(0.0)
+    log_tile[0, 1] = -90.0
+    log_emission = torch.full((2, 16, 5), -5.0)
+    log_emission[1, :2, 1] = log_emission[1, 2:, 0] = -17.0
+    return Factors(
+        log_previous=torch.zeros(2, 5),
+        log_inits=torch.tensor([[0.0, -300.0, -300.0, -300.0, -300.0]]),
+        init_of=torch.tensor([0] + [-1] * 15).repeat(2, 1),
+        log_tiles=log_tile[None],
+        tile_of=torch.zeros(2, 16, dtype=torch.int64),
+        log_emission=log_emission,
+        lengths=torch.tensor([16, 16]),
+    )
+
+
+def all_but_vanishes() -> Factors:
+    """In sequence 1 a step's sum is so small that float32 does not hold its inverse."""
+    log_tile = torch.full((5, 5), -300.0).fill_diagonal_(0.0)
+    log_tile[0, 1] = -68.0
+    factors = comes_back()
+    log_emission = torch.full_like(factors.log_emission, -5.0)
+    log_emission[1, 1] = torch.tensor([-300.0, -68.0, 0.0, -300.0, -300.0])
+    return replace(factors, log_tiles=log_tile[None], log_emission=log_emission)
+
+
+# What is left out is infinite where it is made: the interpreter says so.
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("factors", [comes_back(), all_but_vanishes()], ids=["comes back", "all but vanishes"])
+def test_in_a_graph_what_float32_cannot_hold_makes_no_gradient_infinite_and_leaves_the_others_alone(
+    factors: Factors, method: cutting.Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "_in_capture", lambda device: True)
+    monkeypatch.setattr(dense, "method_for", lambda *_: method)
+
+    def run(one: Factors) -> tuple[Tensor, Tensor]:
+        return recursion_by_kernels(one, "highest")
+
+    (value, last), found = gradients(run, factors, cotangents_for(factors, [0, 1]))
+    alone = gradients(run, factors.sequences(torch.tensor([0])), cotangents_for(factors, [0]))[1]
+    assert value.isfinite().all()
+    torch.testing.assert_close(last.exp().sum(1), torch.ones(2))
+    assert all(one.isfinite().all() for one in found)
+    torch.testing.assert_close(found[3][:1], alone[3])
+    # Whoever is left out, no position has more than one state's worth.
+    assert (found[3].sum(2) <= 1 + 1e-5).all()
+
+
 def cotangents_for(factors: Factors, rows: list[int]) -> tuple[Tensor, Tensor]:
     _, length, states = factors.log_emission.shape
     return torch.ones(len(rows), length), torch.zeros(len(rows), states)

@@ -41,6 +41,9 @@ from vlhmm.ops.rounding.kernel import nearest_tf32
 
 # A quarter of float32's exponents is left as a margin above its smallest number.
 TINY = tl.constexpr(4e-29)
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+LARGEST_SLOPE = tl.constexpr(2.0**126)
+LARGEST_RATIO = tl.constexpr(2.0**112)
 
 
 @triton.jit
@@ -309,7 +312,8 @@ def forward(
             possible = total > 0.0
             low = tl.where((total < TINY) & (alive > 0.0), 1, low)
             alive = tl.where(possible, alive, 0.0)
-            message = joint * (1.0 / tl.where(possible, total, 1.0))
+            # Next to the smallest numbers an inverse is infinite.
+            message = joint * (1.0 / tl.maximum(total, SMALLEST_NORMAL))
             fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
             tl.store(alpha + at * K + state, message, mask=inside)
             tl.store(totals + at, total)
@@ -332,12 +336,20 @@ def forward(
 
 @triton.jit
 @no_type_check
+def held(value, LARGEST: tl.constexpr):
+    """0 where float32 could not hold it, or the sum of several: a state that has all but faded and yet comes back is left out.
+    NaN stays, to be seen."""
+    return tl.where(tl.abs(value) > LARGEST, 0.0, value)
+
+
+@triton.jit
+@no_type_check
 def slope_at_end(last_cotangent, here, b, state, inside, K):
     """dL / dlog alpha over alpha, of the last message: bounded where the quotient of two small numbers would not be."""
     slope = tl.zeros_like(here)
     if last_cotangent is not None:
         asked = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
-        slope = tl.where(here > 0.0, asked / tl.where(here > 0.0, here, 1.0), 0.0)
+        slope = held(tl.where(here > 0.0, asked / tl.where(here > 0.0, here, 1.0), 0.0), LARGEST_SLOPE)
     return slope
 
 
@@ -396,7 +408,8 @@ def backward(
         # What cannot be has no gradient, whatever was asked of it.
         rising = tl.where(here > 0.0, slope + (cotangent - passed), 0.0)
         # A total of 0 leaves no state reached. From the first piece on it is the ratio.
-        slope = tl.where(chunk == 0, rising * (e * (1.0 / tl.where(total > 0.0, total, 1.0))), slope)
+        ratio = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), LARGEST_RATIO)
+        slope = tl.where(chunk == 0, ratio, slope)
         part = slope
         if CHUNKS > 1:
             part = tl.gather(part, (chunk * COLUMNS + column).to(tl.int32), 0)
@@ -409,7 +422,7 @@ def backward(
             if PARTS:
                 found = tl.sum(average, axis=1)
             tl.store(mean + at * K + state, found, mask=inside)
-            slope = w * found
+            slope = held(w * found, LARGEST_SLOPE)
             passed = tl.where((init < 0) & (total > 0.0), cotangent, 0.0)
             average = tl.zeros_like(average)
 
@@ -462,7 +475,7 @@ def conclude(
     flow = leaving * average
     here = tl.load(alpha + n * K + state, mask=within, other=0.0)
     slope = tl.load(weight + (n + 1) * K + state, mask=following, other=0.0)
-    slope *= tl.load(mean + (n + 1) * K + state, mask=following, other=0.0)
+    slope = held(slope * tl.load(mean + (n + 1) * K + state, mask=following, other=0.0), LARGEST_SLOPE)
     if t + 1 == length:
         slope = slope_at_end(last_cotangent, here, b, state, inside, K)
     cotangent = tl.load(token_cotangent + n)
@@ -470,7 +483,8 @@ def conclude(
     total = tl.load(totals + n, mask=t < length, other=0.0)
     e = tl.load(emission + n * K + state, mask=within, other=0.0)
     tl.store(sent + n * K + state, leaving, mask=inside)
-    tl.store(ratio + n * K + state, rising * e * (1.0 / tl.where(total > 0.0, total, 1.0)), mask=inside)
+    rising_per_total = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), LARGEST_RATIO)
+    tl.store(ratio + n * K + state, rising_per_total, mask=inside)
     tl.store(posterior + n * K + state, here * rising, mask=inside)
     tl.store(mean + n * K + state, average, mask=inside & (t >= length))
     if t == 0:

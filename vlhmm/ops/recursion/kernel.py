@@ -11,6 +11,10 @@ B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was
 
 By rounding the sum is a little off; the difference is added to every entry one step later, so it never grows.
 
+B_t is Q_t over alpha_t, and r_t is Q_t over the probability with which a state was predicted. A state that has all but faded and
+yet comes back makes them larger than float32 can hold. Such states, and they alone, are left out on the way back; their share of
+Q goes to the others as that difference.
+
 Every factor is shifted so that its largest entry is 2^32: numbers may be as much smaller before they vanish, and the product
 of a raw message and a tile, at most 2^96, is still far from overflow.
 
@@ -34,6 +38,8 @@ LIFT = tl.constexpr(2.0**32)
 LOG_LIFT = tl.constexpr(22.18070977791825)
 NO_MESSAGE = tl.constexpr(2.0**127)
 LARGEST_TOTAL = tl.constexpr(2.0**100)
+LARGEST_VALUE = tl.constexpr(2.0**126)
+LARGEST_RATIO = tl.constexpr(2.0**112)
 
 
 @triton.jit
@@ -54,6 +60,28 @@ def lifted_exp(log_value):
 def bounded(value):
     """Some programs wait as long as they read NaN: it goes from one to the other as a number that no message can be."""
     return tl.where(tl.abs(value) < NO_MESSAGE, value, NO_MESSAGE)
+
+
+@triton.jit
+@no_type_check
+def inverse_of(total, divides):
+    """1 / total where it `divides`, else 1. Next to the smallest numbers an inverse is infinite: there the message sums to less than 1."""
+    return 1.0 / tl.where(divides & (total > 0), tl.maximum(total, SMALLEST_NORMAL), 1.0)
+
+
+@triton.jit
+@no_type_check
+def reached_by(message, backed):
+    """The states that take part on the way back. NaN stays, to be seen."""
+    return (message > 0) & ~(tl.abs(backed) > LARGEST_VALUE)
+
+
+@triton.jit
+@no_type_check
+def carried_back(value, weight, carries):
+    """value x weight where that can be held, else 0; NaN stays, to be seen."""
+    r = value * weight
+    return tl.where(carries & ~(tl.abs(r) > LARGEST_RATIO), r, 0.0)
 
 
 @triton.jit
@@ -246,8 +274,7 @@ def forward_steps(
             )
             total = tl.sum(sums_before, 1)
             # A message that was carried over past the length has been divided already.
-            divisor = tl.where((t <= length) & (total > 0), total, 1.0)
-            inverse = 1.0 / divisor
+            inverse = inverse_of(total, t <= length)
             before = tl.load(messages + (t % slots) * slot_size + at, mask=in_tile, other=0.0) * inverse[:, None]
             tl.store(messages + (t % slots) * slot_size + at, before, mask=in_tile)
             if t < num_positions:
@@ -450,9 +477,9 @@ def backward_steps(
             backed = tl.where(next_moves[:, None], backed + missing[:, None], 0.0)
             if t >= 0:
                 ends = (t == length - 1) & in_batch
-                reached = message > 0
-                asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & reached, other=0.0)
+                asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & (message > 0), other=0.0)
                 backed = tl.where(ends[:, None], asked_of_last / tl.maximum(message, SMALLEST_NORMAL), backed)
+                reached = reached_by(message, backed)
                 flow_sum = tl.load(token_cotangent + per_position + 1, mask=next_moves, other=0.0)
                 flow_sum += tl.load(last_cotangent_sum + rows, mask=ends, other=0.0)
                 asked = tl.load(token_cotangent + per_position, mask=within, other=0.0)
@@ -466,11 +493,11 @@ def backward_steps(
                 moves = within & (total > 0)
                 moves = moves & (tl.load(init_of + per_position, mask=within, other=0) < 0)
                 carries = moves[:, None] & reached & (weight > 0)
-                r = tl.where(carries, value * (weight / tl.where(moves, total, 1.0)[:, None]), 0.0)
+                r = carried_back(value, weight / tl.where(moves, total, 1.0)[:, None], carries)
                 tl.store(ratio + t * slot_size + at, r.to(ratio.dtype.element_ty), mask=in_tile)
                 sums_at = (t * tl.cast(size, tl.int64) + rows) * parts + part
                 tl.store(sums + sums_at, tl.sum(tl.where(reached, message * backed, 0.0), 1), mask=in_batch)
             else:
-                tl.store(flow + at, tl.where(message > 0, message * backed, 0.0), mask=in_tile)
+                tl.store(flow + at, tl.where(reached_by(message, backed), message * backed, 0.0), mask=in_tile)
         if PERSISTENT:
             grid_barrier(arrived, (step + 1) * tl.num_programs(0))

@@ -15,7 +15,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.recursion.kernel import SMALLEST_NORMAL, bounded, emission_weight
+from vlhmm.ops.recursion.kernel import SMALLEST_NORMAL, bounded, carried_back, emission_weight, inverse_of, reached_by
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def forward_steps(
                 message = read_message(operand + t * slot_size, rows, size, states, SOURCES)
                 total = read_sums(sums + t * sums_size, rows, size, parts, PARTS)
         # The message before position 0 is taken as it is; one carried over past the length has been divided already.
-        inverse = 1.0 / tl.where((t > 0) & (t <= length) & (total > 0), total, 1.0)
+        inverse = inverse_of(total, (t > 0) & (t <= length))
         predicted = tl.dot(message, own, input_precision="ieee") * inverse[:, None]
         # What has once become impossible stays so, also when the states begin anew.
         predicted = tl.where(begins[:, None], tl.where((total > 0)[:, None], begun, 0.0), predicted)
@@ -138,8 +138,8 @@ def forward_steps(
         if PERSISTENT:
             while any_missing(total):
                 total = read_sums(sums + end_step * sums_size, rows, size, parts, PARTS)
-        divisor = tl.where((end_step <= length) & (total > 0), total, 1.0)
-        tl.store(messages + (end_step % slots) * slot_size + at, last / divisor[:, None], mask=in_tile)
+        inverse = inverse_of(total, end_step <= length)
+        tl.store(messages + (end_step % slots) * slot_size + at, last * inverse[:, None], mask=in_tile)
 
 
 @triton.jit(do_not_specialize=["first_step", "end_step"])
@@ -203,8 +203,7 @@ def backward_steps(
         message = tl.load(messages + (t + 1) * slot_size + at, mask=in_tile, other=0.0)
         weight = emission_weight(log_rows, peaks, row_of, per_position, columns, states, within, in_tile)
         ends = (t == length - 1) & here
-        reached = message > 0
-        asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & reached, other=0.0)
+        asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & (message > 0), other=0.0)
         asked_of_last = asked_of_last / tl.maximum(message, SMALLEST_NORMAL)
         flow_sum = tl.load(token_cotangent + per_position + 1, mask=next_moves & here, other=0.0)
         flow_sum += tl.where(ends, asked_of_last_sum, 0.0)
@@ -213,7 +212,6 @@ def backward_steps(
         moves = within & (total > 0)
         moves = moves & (tl.load(init_of + per_position, mask=within, other=0) < 0)
         weight = weight / tl.where(moves, total, 1.0)[:, None]
-        carries = moves[:, None] & reached & (weight > 0)
         following = read_message(ratio + (t + 1) * slot_size, rows, size, states, SOURCES)
         found = read_sums(sums + (t + 1) * sums_size, rows, size, parts, PARTS)
         if PERSISTENT:
@@ -226,8 +224,10 @@ def backward_steps(
         backed = tl.where(next_moves[:, None], backed + missing[:, None], 0.0)
         if t >= 0:
             backed = tl.where(ends[:, None], asked_of_last, backed)
+            reached = reached_by(message, backed)
+            carries = moves[:, None] & reached & (weight > 0)
             value = backed + (asked - flow_sum)[:, None]
-            r = bounded(tl.where(carries, value * weight, 0.0))
+            r = bounded(carried_back(value, weight, carries))
             # The others wait for these: first of all.
             tl.store(ratio + t * slot_size + at, r.to(ratio.dtype.element_ty), mask=in_tile)
             flow_here = bounded(tl.sum(tl.where(reached, message * backed, 0.0), 1))
@@ -239,4 +239,4 @@ def backward_steps(
             posterior_at = (rows[:, None].to(tl.int64) * num_positions + t) * states + columns[None, :]
             tl.store(posterior + posterior_at, probability, mask=in_tile)
         else:
-            tl.store(flow + at, tl.where(message > 0, message * backed, 0.0), mask=in_tile)
+            tl.store(flow + at, tl.where(reached_by(message, backed), message * backed, 0.0), mask=in_tile)
