@@ -120,7 +120,10 @@ def window_factors(
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair[:, 1:])
         tile_of = torch.cat([entering_of, tile_of + entering.shape[0]], dim=1)
         log_tiles = torch.cat([entering, log_tiles])
-    log_emission = word_rows(tables.log_emission, batch.tokens)
+    if tables.by_position:
+        log_emission = tables.log_emission.view(*batch.tokens.shape, -1)
+    else:
+        log_emission = word_rows(tables.log_emission, batch.tokens)
     return Factors(
         starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
     )
@@ -157,13 +160,18 @@ def _distinct_tiles(
 
 def default_window(tables: Tables, size: int) -> int:
     """The number of positions whose factors fit into WINDOW_BYTES."""
-    states = tables.support.states_per_word
+    return window_for(tables.support, tables.dtype, size)
+
+
+def window_for(support: Support, dtype: torch.dtype, size: int) -> int:
+    """`default_window` of tables that are still to be made."""
+    states, device = support.states_per_word, support.group_of_word.device
     # Tiles (three copies: log, scaled, gradient) are shared by all positions when there is but one group.
-    tile = 0 if tables.support.num_groups == 1 else 3 * states * states
-    per_position = size * (tile + 6 * states) * tables.log_emission.element_size()
+    tile = 0 if support.num_groups == 1 else 3 * states * states
+    per_position = size * (tile + 6 * states) * dtype.itemsize
     limit = CPU_WINDOW_BYTES
-    if tables.device.type == "cuda":
-        limit = torch.cuda.get_device_properties(tables.device).total_memory // 8
+    if device.type == "cuda":
+        limit = torch.cuda.get_device_properties(device).total_memory // 8
     return max(1, min(limit // per_position, 4096))
 
 

@@ -89,7 +89,9 @@ class Model(nn.Module):
             case "softmax":
                 # Only the kernels of the blocked recursion round the features of their tiles.
                 rounded = support.num_groups > 1
-                self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
+                self.transition = SoftmaxHead(
+                    settings.out_scale, settings.precision if rounded else "highest", one_tile=not rounded
+                )
             case "block-factored":
                 self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
             case "table":
@@ -144,12 +146,18 @@ class Model(nn.Module):
         return self._transition(source_states, self.encoder.out(source_states), target_states, into, None)
 
     def tables_with_boundary(
-        self, previous: Kept | None, window: Window, *, with_start: bool = True
+        self,
+        previous: Kept | None,
+        window: Window,
+        *,
+        with_start: bool = True,
+        tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """`tables(window)` and `boundary(previous, window)`, each network run once.
 
         No boundary for previous = None: then beliefs are carried by the tables' own transition. Without `with_start` the
-        start is left impossible: a window that goes on from a belief and has no reset never reads it.
+        start is left impossible: a window that goes on from a belief and has no reset never reads it. With `tokens` the
+        tables are for that text alone (`Tables.by_position`).
         """
         states, leaving = self._flat(window), None
         if previous is not None:
@@ -170,9 +178,10 @@ class Model(nn.Module):
             support,
             log_start,
             transition,
-            self.emission(states, features.emit, support, self._layout()),
+            self.emission(states, features.emit, support, self._layout(), tokens),
             self.reset_token,
             self._precision(),
+            by_position=tokens is not None,
         )
         return tables, boundary
 
@@ -183,10 +192,15 @@ class Model(nn.Module):
         return "highest" if rounds and not torch.is_grad_enabled() else self.settings.precision
 
     def forward(
-        self, previous: Kept | None, window: Window, *, with_start: bool = True
+        self,
+        previous: Kept | None,
+        window: Window,
+        *,
+        with_start: bool = True,
+        tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """`tables_with_boundary`."""
-        return self.tables_with_boundary(previous, window, with_start=with_start)
+        return self.tables_with_boundary(previous, window, with_start=with_start, tokens=tokens)
 
     def kept_after_dropout(
         self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None

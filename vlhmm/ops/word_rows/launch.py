@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vlhmm.ops.word_rows import kernel
 
-ROWS_AT_ONCE = 16
+NUMBERS_AT_ONCE = 8192
+"""Of a program: as many rows as have so many, up to 128."""
 WIDEST = 512
 """Columns of a program."""
 
@@ -23,16 +24,22 @@ def gather(per_word: Float[Tensor, "X K"], words: Int[Tensor, " N"]) -> Float[Te
 def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words: int) -> Float[Tensor, "X K"]:
     """For each word the sum of its rows, always in the same order."""
     width = rows.shape[1]
-    # A few thousand numbers are sorted, never rows.
-    in_order, order = words.sort(stable=True)
-    every_word = torch.arange(num_words + 1, device=words.device)
-    bounds = torch.searchsorted(in_order, every_word, out_int32=True)
+    order, bounds = positions_by_word(words, num_words)
     per_word = torch.empty(num_words, width, dtype=rows.dtype, device=rows.device)
     block = _block(width)
     kernel.sum_rows[num_words, -(-width // block)](
-        rows, order, bounds, per_word, width, ROWS=ROWS_AT_ONCE, BLOCK_K=block, num_warps=4
+        *(rows, order, bounds, per_word, width), ROWS=min(128, NUMBERS_AT_ONCE // block), BLOCK_K=block, num_warps=4
     )
     return per_word
+
+
+def positions_by_word(words: Int[Tensor, " N"], num_words: int) -> tuple[Int[Tensor, " N"], Int[Tensor, " W"]]:
+    """The positions in the order of their words, equal ones in their own; and where each word's begin, then their end."""
+    # A few thousand numbers are sorted, never rows; a sort takes a pass for every 8 bits.
+    narrow = torch.int16 if num_words < 1 << 15 else torch.int32
+    in_order, order = words.to(narrow).sort(stable=True)
+    every_word = torch.arange(num_words + 1, dtype=narrow, device=words.device)
+    return order, torch.searchsorted(in_order, every_word, out_int32=True)
 
 
 def _block(width: int) -> int:
