@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
 from vlhmm.ops.recursion.reference import safe_logsumexp
-from vlhmm.ops.window_groups import beginnings
+from vlhmm.ops.window_groups import beginnings, window_groups
 from vlhmm.ops.word_rows import word_rows
 from vlhmm.tables import Belief, Support, Tables, TableTransition, Transition
 
@@ -73,10 +73,14 @@ class Starts:
 
 
 def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts:
-    support = tables.support
+    support, past = tables.support, None if belief is None else belief.token
     # Small launches count: they are all that a short text takes on a GPU.
-    group = torch.zeros_like(batch.tokens) if one_tile(support) else support.group_of_word[batch.tokens]
-    init_of = beginnings(group, batch.tokens, tables.reset_token, None if belief is None else belief.token)
+    if batch.tokens.is_cuda:
+        found = window_groups(batch.tokens, support.group_of_word, tables.reset_token, past)
+        group, init_of = found.target, found.init_of
+    else:
+        group = torch.zeros_like(batch.tokens) if one_tile(support) else support.group_of_word[batch.tokens]
+        init_of = beginnings(group, batch.tokens, tables.reset_token, past)
     return Starts(group, log_previous(tables, batch, belief), log_inits(tables), init_of)
 
 
@@ -152,9 +156,9 @@ def _distinct_tiles(
     transition: Transition, source: Support, target: Support, pair: Int[Tensor, "B T"]
 ) -> tuple[Tensor, Int[Tensor, "B T"]]:
     if source.num_groups == target.num_groups == 1:
-        distinct, tile_of = pair.new_zeros(1), pair
-    else:
-        distinct, tile_of = pair.unique(return_inverse=True)
+        only = pair.new_zeros(1)
+        return transition.log_tiles(source, only, target, only), pair
+    distinct, tile_of = pair.unique(return_inverse=True)
     return transition.log_tiles(source, distinct // target.num_groups, target, distinct % target.num_groups), tile_of
 
 

@@ -165,8 +165,9 @@ class Model(nn.Module):
             leaving = torch.cat([numbers, previous.states.flatten()])
         support = self.support_of(window)
         features = self.encoder.features(states, leaving, start=with_start)
-        log_start = features.emit.new_full((support.num_states,), -torch.inf)
-        if features.start is not None:
+        if features.start is None:
+            log_start = features.emit.new_full((support.num_states,), -torch.inf)
+        else:
             log_start = self.start(states, features.start, self._live(states, window))
         transition = self._transition(
             states if leaving is None else leaving, features.out, states, features.into, window

@@ -91,10 +91,14 @@ class DenseRun:
 
 def prepare(log_tile: Float[Tensor, "K K"], log_inits: Float[Tensor, "I K"], precision: Precision) -> Prepared:
     log_tile = log_tile.contiguous()
-    extent = torch.stack(torch.aminmax(log_tile))
     tile = torch.empty(log_tile.shape, device=log_tile.device, dtype=_operand_type(precision, log_tile.device))
-    count = tile.numel()
-    kernel.exp_tile[(pieces(count, 4096),)](log_tile, extent, tile, tile, count, TIMES=False, BLOCK=4096)
+    count, extent = tile.numel(), torch.empty(2, device=log_tile.device)
+    num_parts = min(1024, pieces(count, 4096))
+    parts = torch.empty(2, num_parts, device=log_tile.device)
+    kernel.extremes[(num_parts,)](log_tile, parts, count, BLOCK=4096)
+    kernel.exp_tile[(pieces(count, 4096),)](
+        log_tile, parts, num_parts, extent, tile, tile, count, TIMES=False, BLOCK=4096
+    )
     return Prepared(log_tile, tile, extent, log_inits.contiguous())
 
 
@@ -406,5 +410,5 @@ def _times_tile(gradient: Float[Tensor, "1 K K"], prepared: Prepared) -> None:
     """gradient times 2^32 exp(log A - peak), in place."""
     count = gradient.numel()
     kernel.exp_tile[(pieces(count, 4096),)](
-        prepared.log_tile, prepared.extent, gradient, gradient, count, TIMES=True, BLOCK=4096
+        prepared.log_tile, None, 0, prepared.extent, gradient, gradient, count, TIMES=True, BLOCK=4096
     )
