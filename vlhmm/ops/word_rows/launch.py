@@ -12,6 +12,8 @@ NUMBERS_AT_ONCE = 8192
 """Of a program: as many rows as have so many, up to 128."""
 WIDEST = 512
 """Columns of a program."""
+COUNTED, ADDED, ORDERED, COMPARED = 128, 2048, 32, 128
+"""Positions of a program, words of one, places of one, and with how many each is compared at once."""
 
 
 def gather(per_word: Float[Tensor, "X K"], words: Int[Tensor, " N"]) -> Float[Tensor, "N K"]:
@@ -34,12 +36,20 @@ def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words:
 
 
 def positions_by_word(words: Int[Tensor, " N"], num_words: int) -> tuple[Int[Tensor, " N"], Int[Tensor, " W"]]:
-    """The positions in the order of their words, equal ones in their own; and where each word's begin, then their end."""
-    # A few thousand numbers are sorted, never rows; a sort takes a pass for every 8 bits.
-    narrow = torch.int16 if num_words < 1 << 15 else torch.int32
-    in_order, order = words.to(narrow).sort(stable=True)
-    every_word = torch.arange(num_words + 1, dtype=narrow, device=words.device)
-    return order, torch.searchsorted(in_order, every_word, out_int32=True)
+    """The positions in the order of their words, those of a word ascending; and where each word's begin, then their end."""
+    # The library's sort would take a dozen launches.
+    num_positions, device, words = words.shape[0], words.device, words.contiguous()
+    counts = torch.zeros(num_words, dtype=torch.int32, device=device)
+    arrival, positions, order = (torch.empty(num_positions, dtype=torch.int32, device=device) for _ in range(3))
+    bounds = torch.empty(num_words + 1, dtype=torch.int32, device=device)
+    some = (-(-num_positions // COUNTED),)
+    kernel.count_words[some](words, counts, arrival, num_positions, num_words, BLOCK=COUNTED, num_warps=4)
+    kernel.add_up[(num_words // ADDED + 1,)](counts, bounds, num_words, BLOCK=ADDED, num_warps=8)
+    kernel.put_by_word[some](words, arrival, bounds, positions, num_positions, num_words, BLOCK=COUNTED, num_warps=4)
+    kernel.order_within_words[(-(-num_positions // ORDERED),)](
+        *(words, bounds, positions, order, num_words), PLACES=ORDERED, CHUNK=COMPARED, num_warps=4
+    )
+    return order, bounds
 
 
 def _block(width: int) -> int:
