@@ -176,7 +176,8 @@ class Step:
         # A window that goes on from a belief and never resets asks nothing of the start.
         begins = fresh or self.model.reset_token is not None
         batch = Batch(self._tokens, self._lengths, full=True)
-        alone = reads_positions(self.model.support_of(window), self.loss.dtype, batch)
+        # Of all states: with some left out it fits all the more.
+        alone = reads_positions(self.model.support, self.loss.dtype, batch)
         tables, transition = self.model(previous, window, with_start=begins, tokens=self._tokens if alone else None)
         boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
