@@ -58,25 +58,25 @@ class SoftmaxHead(nn.Module):
     """log A[z, z'] = out_z . in_z' - log sum over all z' asked for.
 
     `precision` is that of the normaliser in training, which must be that of the tiles it is for, else rows would not sum to
-    one. Tables that are kept for inference get it in float32. `one_tile`: training reads all pairs of states anyway, and makes
-    them once.
+    one. Tables that are kept for inference get it in float32.
     """
 
-    def __init__(self, out_scale: float, precision: Precision, *, one_tile: bool = False) -> None:
+    def __init__(self, out_scale: float, precision: Precision) -> None:
         super().__init__()
         self.out_scale = out_scale
         self.precision = precision
-        self.one_tile = one_tile
 
     def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         out = _scaled(out, self.out_scale)
-        if self.one_tile and torch.is_grad_enabled():
-            return TableTransition(_mask(out @ into.T, live).log_softmax(dim=1))
         precision = self.precision if torch.is_grad_enabled() else "highest"
         out, into, log_normalizer = factors_and_row_logsumexp(out, into, live, precision=precision)
         if live is not None:
             out, into = _behind_barrier(out, into, live)
         return SoftmaxTransition(out, into, log_normalizer)
+
+    def table(self, out: Features, into: Into, live: LiveTargets) -> TableTransition:
+        """The same as a table, for a recursion that reads all pairs of states anyway: they are made once."""
+        return TableTransition(_mask(_scaled(out, self.out_scale) @ into.T, live).log_softmax(dim=1))
 
 
 class BlockFactoredHead(nn.Module):

@@ -89,9 +89,7 @@ class Model(nn.Module):
             case "softmax":
                 # Only the kernels of the blocked recursion round the features of their tiles.
                 rounded = support.num_groups > 1
-                self.transition = SoftmaxHead(
-                    settings.out_scale, settings.precision if rounded else "highest", one_tile=not rounded
-                )
+                self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
             case "block-factored":
                 self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
             case "table":
@@ -143,7 +141,11 @@ class Model(nn.Module):
         target_states = self._flat(target)
         source_states = source.states.flatten()
         into = self.encoder.into(target_states)
-        return self._transition(source_states, self.encoder.out(source_states), target_states, into, None)
+        live = self._live(target_states, None)
+        transition: Transition = self.transition(
+            source_states, self.encoder.out(source_states), target_states, into, live
+        )
+        return transition
 
     def tables_with_boundary(
         self,
@@ -165,13 +167,16 @@ class Model(nn.Module):
             leaving = torch.cat([numbers, previous.states.flatten()])
         support = self.support_of(window)
         features = self.encoder.features(states, leaving, start=with_start)
+        live = self._live(states, window)
         if features.start is None:
             log_start = features.emit.new_full((support.num_states,), -torch.inf)
         else:
-            log_start = self.start(states, features.start, self._live(states, window))
-        transition = self._transition(
-            states if leaving is None else leaving, features.out, states, features.into, window
-        )
+            log_start = self.start(states, features.start, live)
+        head = self.transition
+        if tokens is not None and support.num_groups == 1 and isinstance(head, SoftmaxHead):
+            transition: Transition = head.table(features.out, features.into, live)
+        else:
+            transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
         boundary = None
         if previous is not None:
             transition, boundary = _split_rows(transition, [support.num_states, previous.states.numel()])
@@ -232,12 +237,6 @@ class Model(nn.Module):
                 f"{self.states_of_group.shape[0]}: keep some of each"
             )
         return blocked_support(self.group_of_word, *window.states.shape)
-
-    def _transition(
-        self, source: Tensor | None, out: Tensor, target: Tensor | None, into: Tensor, window: Window
-    ) -> Transition:
-        transition: Transition = self.transition(source, out, target, into, self._live(target, window))
-        return transition
 
     def _flat(self, window: Window) -> Int[Tensor, " n"] | None:
         return window.states.flatten() if isinstance(window, Kept) else None
