@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from vlhmm.models import ModelSettings, build
-from vlhmm.ops import emission, recursion, word_rows
+from vlhmm.ops import emission, recursion, token_emission, word_rows
 from vlhmm.step import Step
 from vlhmm.tables import dense_support
 from vlhmm.train_settings import TrainSettings
@@ -28,15 +28,28 @@ STATES, WORDS = 19, 37
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both")
 @pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize(("parameterization", "reset_token"), [("neural", 3), ("linear", None), ("scalar", 3)])
+@pytest.mark.parametrize(
+    ("parameterization", "reset_token", "bias", "expected_use"),
+    [
+        ("neural", 3, True, {"recursion", "emission", "rows"}),
+        ("linear", None, False, {"recursion", "rows of factors"}),
+        ("scalar", 3, True, {"recursion", "rows of a table"}),
+    ],
+)
 def test_loss_and_gradients_of_a_step_equal_those_in_float64(
-    parameterization: Any, reset_token: int | None, in_graph: bool, monkeypatch: pytest.MonkeyPatch
+    parameterization: Any,
+    reset_token: int | None,
+    bias: bool,
+    expected_use: set[str],
+    in_graph: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = ModelSettings(
         parameterization=parameterization,
         states_per_block=STATES,
         dim=8,
         transition="table" if parameterization == "scalar" else "softmax",
+        emission_bias=bias,
         precision="highest",
     )
     model = build(settings, dense_support(WORDS, STATES), reset_token)
@@ -53,10 +66,12 @@ def test_loss_and_gradients_of_a_step_equal_those_in_float64(
 
     monkeypatch.setattr(emission, "_kernels_take", taken("emission"))
     monkeypatch.setattr(word_rows, "_kernels_take", taken("rows"))
+    monkeypatch.setattr(token_emission, "_kernels_take", taken("rows of a table"))
+    monkeypatch.setattr(token_emission, "_kernels_take_factors", taken("rows of factors"))
     monkeypatch.setattr(recursion, "_kernels_take", taken("recursion"))
     monkeypatch.setattr(recursion, "_in_capture", lambda _: in_graph)
     ours(window, 0.01, fresh=True)
-    assert set(used) == {"recursion", "rows"} | ({"emission"} if parameterization != "scalar" else set())
+    assert set(used) == expected_use
     assert float(ours.loss) == pytest.approx(float(exact.loss), rel=1e-6)
     # Some gradients are 0 but for rounding, so room is relative to the largest of all.
     found, expected = (

@@ -19,7 +19,7 @@ from torch import Tensor
 from vlhmm.capture import captured
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
-from vlhmm.inference.score import can_be_captured, score
+from vlhmm.inference.score import can_be_captured, reads_positions, score
 from vlhmm.models import Kept, Model, Window, held_and_others
 from vlhmm.ops.clipping import clip_gradients
 from vlhmm.precision import network_products
@@ -175,10 +175,12 @@ class Step:
         window = self._draw(self.generator, self._kept)
         # A window that goes on from a belief and never resets asks nothing of the start.
         begins = fresh or self.model.reset_token is not None
-        tables, transition = self.model(previous, window, with_start=begins)
+        batch = Batch(self._tokens, self._lengths, full=True)
+        # Of all states: with some left out it fits all the more.
+        alone = reads_positions(self.model.support, self.loss.dtype, batch)
+        tables, transition = self.model(previous, window, with_start=begins, tokens=self._tokens if alone else None)
         boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
-        batch = Batch(self._tokens, self._lengths, full=True)
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
         self._climb(scored.token_log_probs)

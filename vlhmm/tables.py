@@ -208,11 +208,13 @@ class Tables:
     support: Support
     log_start: Float[Tensor, " Z"]
     transition: Transition
-    log_emission: Float[Tensor, "X K"]
-    """log p(x | z) for the K states z that can emit x: no cell is stored that cannot be used."""
+    log_emission: Float[Tensor, "rows K"]
+    """log p(x | z) for the K states z that can emit x: no cell is stored that cannot be used. A row for every word."""
     reset_token: int | None = None
     """After this token the next state is drawn from the start distribution; None: states are carried over every token."""
     precision: Precision = "bf16"
+    by_position: bool = False
+    """`log_emission` has a row for every position of the one text that the tables were made to score, instead of every word."""
 
     @property
     def num_states(self) -> int:

@@ -51,6 +51,16 @@ def test_the_network_is_that_of_the_public_code() -> None:
     torch.testing.assert_close(network(x), expected)
 
 
+@pytest.mark.parametrize("embeddings", ["tied", "split"])
+def test_networks_side_by_side_make_what_each_makes_alone(embeddings: str) -> None:
+    encoder = encoder_of(dense_model(embeddings=embeddings))
+    features = encoder.features(None)
+    own = {"into": None, "out": encoder.out_embedding, "emit": encoder.emit_embedding}
+    for role, network in encoder.networks.items():
+        embedding = own[role] or encoder.embedding
+        torch.testing.assert_close(getattr(features, role), network(embedding.weight))
+
+
 @pytest.mark.parametrize("cell", GRID, ids=lambda cell: "-".join(str(value) for value in cell.values()))
 def test_every_cell_of_the_grid_makes_a_whole_hmm_and_learns_in_every_parameter(cell: dict[str, object]) -> None:
     model = dense_model(**cell)

@@ -130,6 +130,11 @@ def test_values_and_gradients_equal_the_reference(
     check(random_factors(states, batch, positions, states), "highest", method, SMALL)
 
 
+def test_parts_of_the_initial_rows_gradient_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "PART_POSITIONS", 3)
+    check(random_factors(7, 2, 5, 7), "highest", "persistent", SMALL)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["bf16", "tf32", "highest"])
 @pytest.mark.parametrize("method", METHODS)
@@ -175,7 +180,7 @@ def test_what_is_awaited_is_no_number_and_lies_where_kernels_expect_it(dtype: to
 def test_a_product_keeps_its_precision_whatever_the_process_reads(
     precision: Precision, error: float, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "COPIED_AT_ONCE", 1000)
+    monkeypatch.setattr(product, "COPIED_AT_ONCE", 1000)
     generator = torch.Generator("cuda").manual_seed(0)
     left, right = (torch.rand(*shape, generator=generator, device="cuda") for shape in ((65, 333), (333, 47)))
     torch.set_float32_matmul_precision(setting)

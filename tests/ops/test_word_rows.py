@@ -7,7 +7,7 @@ import torch
 from kernels import DEVICES
 from torch import Tensor
 
-from vlhmm.ops.word_rows import reference, word_rows, word_rows_by_kernels
+from vlhmm.ops.word_rows import launch, reference, word_rows, word_rows_by_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,8 @@ def _nothing_is_written_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.empty
 
     def poisoned(*args: Any, **kwargs: Any) -> Tensor:
-        return plain(*args, **kwargs).fill_(torch.nan)
+        made = plain(*args, **kwargs)
+        return made.fill_(torch.nan if made.is_floating_point() else -1)
 
     monkeypatch.setattr(torch, "empty", poisoned)
 
@@ -54,6 +55,24 @@ def test_on_a_gpu_a_word_that_fills_half_the_text_and_a_large_vocabulary(width: 
     (value, gradient), (expected, expected_gradient) = both(words, 32_000, width)
     assert torch.equal(value.double(), expected)
     torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-5, atol=3e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("positions", "num_words"), [(1, 1), (300, 5), (290, 2048), (40, 2100), (17, 4095)])
+def test_positions_stand_by_word_and_ascend_within_it(device: str, positions: int, num_words: int) -> None:
+    generator = torch.Generator().manual_seed(positions)
+    words = (num_words * torch.rand(positions, generator=generator) ** 2).long().to(device)
+    order, bounds = launch.positions_by_word(words, num_words)
+    in_order, expected = words.sort(stable=True)
+    assert torch.equal(order.long(), expected)
+    assert torch.equal(bounds.long(), torch.searchsorted(in_order, torch.arange(num_words + 1, device=device)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_word_out_of_range_has_no_place(device: str) -> None:
+    order, bounds = launch.positions_by_word(torch.tensor([2, -1, 0, 3, 2], device=device), 3)
+    assert bounds.tolist() == [0, 1, 1, 3]
+    assert order[:3].tolist() == [2, 0, 4]
 
 
 @pytest.mark.parametrize("device", DEVICES)

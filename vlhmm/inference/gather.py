@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
 from vlhmm.ops.recursion.reference import safe_logsumexp
-from vlhmm.ops.window_groups import beginnings
+from vlhmm.ops.window_groups import beginnings, window_groups
 from vlhmm.ops.word_rows import word_rows
 from vlhmm.tables import Belief, Support, Tables, TableTransition, Transition
 
@@ -73,10 +73,14 @@ class Starts:
 
 
 def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts:
-    support = tables.support
+    support, past = tables.support, None if belief is None else belief.token
     # Small launches count: they are all that a short text takes on a GPU.
-    group = torch.zeros_like(batch.tokens) if one_tile(support) else support.group_of_word[batch.tokens]
-    init_of = beginnings(group, batch.tokens, tables.reset_token, None if belief is None else belief.token)
+    if batch.tokens.is_cuda:
+        found = window_groups(batch.tokens, support.group_of_word, tables.reset_token, past)
+        group, init_of = found.target, found.init_of
+    else:
+        group = torch.zeros_like(batch.tokens) if one_tile(support) else support.group_of_word[batch.tokens]
+        init_of = beginnings(group, batch.tokens, tables.reset_token, past)
     return Starts(group, log_previous(tables, batch, belief), log_inits(tables), init_of)
 
 
@@ -120,7 +124,10 @@ def window_factors(
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair[:, 1:])
         tile_of = torch.cat([entering_of, tile_of + entering.shape[0]], dim=1)
         log_tiles = torch.cat([entering, log_tiles])
-    log_emission = word_rows(tables.log_emission, batch.tokens)
+    if tables.by_position:
+        log_emission = tables.log_emission.view(*batch.tokens.shape, -1)
+    else:
+        log_emission = word_rows(tables.log_emission, batch.tokens)
     return Factors(
         starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
     )
@@ -149,21 +156,26 @@ def _distinct_tiles(
     transition: Transition, source: Support, target: Support, pair: Int[Tensor, "B T"]
 ) -> tuple[Tensor, Int[Tensor, "B T"]]:
     if source.num_groups == target.num_groups == 1:
-        distinct, tile_of = pair.new_zeros(1), pair
-    else:
-        distinct, tile_of = pair.unique(return_inverse=True)
+        only = pair.new_zeros(1)
+        return transition.log_tiles(source, only, target, only), pair
+    distinct, tile_of = pair.unique(return_inverse=True)
     return transition.log_tiles(source, distinct // target.num_groups, target, distinct % target.num_groups), tile_of
 
 
 def default_window(tables: Tables, size: int) -> int:
     """The number of positions whose factors fit into WINDOW_BYTES."""
-    states = tables.support.states_per_word
+    return window_for(tables.support, tables.dtype, size)
+
+
+def window_for(support: Support, dtype: torch.dtype, size: int) -> int:
+    """`default_window` of tables that are still to be made."""
+    states, device = support.states_per_word, support.group_of_word.device
     # Tiles (three copies: log, scaled, gradient) are shared by all positions when there is but one group.
-    tile = 0 if tables.support.num_groups == 1 else 3 * states * states
-    per_position = size * (tile + 6 * states) * tables.log_emission.element_size()
+    tile = 0 if support.num_groups == 1 else 3 * states * states
+    per_position = size * (tile + 6 * states) * dtype.itemsize
     limit = CPU_WINDOW_BYTES
-    if tables.device.type == "cuda":
-        limit = torch.cuda.get_device_properties(tables.device).total_memory // 8
+    if device.type == "cuda":
+        limit = torch.cuda.get_device_properties(device).total_memory // 8
     return max(1, min(limit // per_position, 4096))
 
 

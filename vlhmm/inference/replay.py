@@ -174,11 +174,8 @@ BEST_PATH = Query(_best_path, _copies, 5)
 def _both_ways(fixed: Fixed, text: Text, in_graph: bool, counts: bool) -> tuple[DenseRun, Gradient]:
     """Forward, and back to the posteriors and, if they are asked for, the transition counts."""
     run = fixed.forward(text, in_graph, keep=True)
-    # An impossible token asks for nothing.
-    asked = (run.token_log_probs > -torch.inf).float()
-    of_last = torch.zeros_like(text.log_previous)
     gradient = dense.backward(
-        *(fixed.prepared, text, run, asked, of_last, fixed.tables.precision),
+        *(fixed.prepared, text, run, torch.ones_like(run.token_log_probs), None, fixed.tables.precision),
         tile_gradient=counts,
         init_gradient=False,
         nonnegative=True,

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlhmm.inference.blocked import blocked_window, kernels_take
-from vlhmm.inference.gather import Batch, Boundary, default_window, one_tile, window_factors, windows
+from vlhmm.inference.gather import Batch, Boundary, default_window, one_tile, window_factors, window_for, windows
 from vlhmm.ops.recursion import filtered, kernels_run, recursion
-from vlhmm.tables import Belief, Tables
+from vlhmm.tables import Belief, Support, Tables
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ def score(
         log_last = log_last.index_copy(0, rows, part_last)
         token = token.index_copy(0, rows, part.last_tokens())
     return Scored(torch.cat(parts, dim=1), Belief(token, log_last))
+
+
+def reads_positions(support: Support, dtype: torch.dtype, batch: Batch) -> bool:
+    """Whether `score` needs of the emissions of such tables the batch's own rows alone: `Tables.by_position`."""
+    return one_tile(support) and batch.num_positions <= window_for(support, dtype, batch.tokens.shape[0])
 
 
 def can_be_captured(tables: Tables, batch: Batch) -> bool:

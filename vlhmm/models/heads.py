@@ -14,6 +14,8 @@ from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
 from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
+from vlhmm.ops.token_emission import token_log_emission, token_log_softmax
+from vlhmm.ops.word_rows import word_rows
 from vlhmm.precision import Precision
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
 
@@ -25,7 +27,9 @@ Targets = Int[Tensor, " m"] | None
 """Those entered."""
 Into = Float[Tensor, "m H"]
 LiveTargets = Bool[Tensor, " m"] | None
-LogEmission = Float[Tensor, "X K"]
+LogEmission = Float[Tensor, "rows K"]
+"""A row for every word, or for every token where some are given."""
+Tokens = Int[Tensor, "B T"] | None
 
 
 class FactoredStart(nn.Module):
@@ -69,6 +73,10 @@ class SoftmaxHead(nn.Module):
         if live is not None:
             out, into = _behind_barrier(out, into, live)
         return SoftmaxTransition(out, into, log_normalizer)
+
+    def table(self, out: Features, into: Into, live: LiveTargets) -> TableTransition:
+        """The same as a table, for a recursion that reads all pairs of states anyway: they are made once."""
+        return TableTransition(_mask(_scaled(out, self.out_scale) @ into.T, live).log_softmax(dim=1))
 
 
 class BlockFactoredHead(nn.Module):
@@ -114,8 +122,18 @@ class FactoredEmission(nn.Module):
         self.precision = precision
         self.words = unfilled(nn.Linear, dim, num_words, bias=bias)
 
-    def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
-        return log_emission(features, self.words.weight, self.words.bias, support, layout, precision=self.precision)
+    def forward(
+        self,
+        states: States,
+        features: Features,
+        support: Support,
+        layout: WordLayout | None,
+        tokens: Tokens = None,
+    ) -> LogEmission:
+        words, bias = self.words.weight, self.words.bias
+        if tokens is None:
+            return log_emission(features, words, bias, support, layout, precision=self.precision)
+        return token_log_emission(features, words, bias, tokens, support, layout, precision=self.precision)
 
 
 class ScalarEmission(nn.Module):
@@ -125,13 +143,22 @@ class ScalarEmission(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_words, states_per_word))
 
-    def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
+    def forward(
+        self,
+        states: States,
+        features: Features,
+        support: Support,
+        layout: WordLayout | None,
+        tokens: Tokens = None,
+    ) -> LogEmission:
         logits: Tensor = self.logits
         if states is not None:
             # A state's column is its number within its block, and blocks have as many states as columns.
             columns = states.view(support.num_groups, -1) % logits.shape[1]
             logits = logits.gather(1, columns.index_select(0, support.group_of_word))
-        return normalize_over_words(logits, support, layout)
+        if tokens is None:
+            return normalize_over_words(logits, support, layout)
+        return token_log_softmax(logits, tokens, support, layout)
 
 
 class UnmaskedEmission(nn.Module):
@@ -141,13 +168,21 @@ class UnmaskedEmission(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_states, num_words))
 
-    def forward(self, states: States, features: Features, support: Support, layout: WordLayout | None) -> LogEmission:
+    def forward(
+        self,
+        states: States,
+        features: Features,
+        support: Support,
+        layout: WordLayout | None,
+        tokens: Tokens = None,
+    ) -> LogEmission:
         log_prob = self.logits.log_softmax(dim=1) if states is None else table_log_softmax(self.logits, states, None)
         emitters = support.states_of_group[support.group_of_word]
         # Cells of the flat table: the gradient of those of its transpose would have to be transposed back.
         words = torch.arange(support.num_words, device=emitters.device)
         cells = emitters * support.num_words + words[:, None]
-        return log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
+        table = log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
+        return table if tokens is None else word_rows(table, tokens).flatten(0, 1)
 
 
 StartHead = FactoredStart | ScalarStart

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -9,6 +12,8 @@ from vlhmm.models.decoder import Decoder, DecoderShape
 from vlhmm.models.encoder import StateFeatures, roles_apart, rows
 from vlhmm.models.settings import ModelSettings, Role
 from vlhmm.models.unfilled import unfilled
+
+Layer = Callable[[Tensor], Tensor]
 
 
 class LayeredNetwork(nn.Module):
@@ -23,12 +28,18 @@ class LayeredNetwork(nn.Module):
         self.norm = nn.LayerNorm(out_dim) if settings.layer_norm else None
 
     def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n W"]:
-        hidden = embedding if self.first is None else self._activated(self.first(embedding))
-        before: Tensor = self.last(hidden)
+        return self.through(embedding, self.first, self.last, self.norm)
+
+    def through(
+        self, embedding: Float[Tensor, "... n H"], first: Layer | None, last: Layer, norm: Layer | None
+    ) -> Float[Tensor, "... n W"]:
+        """What a network of this form makes of the embedding by these layers."""
+        hidden = embedding if first is None else self._activated(first(embedding))
+        before = last(hidden)
         after = self._activated(before)
         if self.skip:
             after = after + before
-        return after if self.norm is None else self.norm(after)
+        return after if norm is None else norm(after)
 
     def _activated(self, hidden: Tensor) -> Tensor:
         return hidden.relu() if self.relu else hidden
@@ -85,12 +96,47 @@ class JointEncoder(nn.Module):
         if self.network is not None and self.cuts_output:
             parts = self.network(self.embedding.weight).chunk(len(self.roles), dim=1)
             return {role: part.contiguous() for role, part in zip(self.roles, parts, strict=True)}
-        return {role: (self.network or self.networks[role])(self._embedding(role)) for role in self.roles}
+        networks = [self.network or self.networks[role] for role in self.roles]
+        embeddings = [self._embedding(role) for role in self.roles]
+        layered = [network for network in networks if isinstance(network, LayeredNetwork)]
+        if self.network is None and len(layered) == len(networks):
+            made = _side_by_side(layered, embeddings)
+        else:
+            made = [network(embedding) for network, embedding in zip(networks, embeddings, strict=True)]
+        return dict(zip(self.roles, made, strict=True))
 
     def _embedding(self, role: Role) -> Float[Tensor, "Z H"]:
         own = {"into": None, "out": self.out_embedding, "emit": self.emit_embedding}[role]
         weight: Tensor = (own or self.embedding).weight
         return weight
+
+
+def _side_by_side(
+    networks: Sequence[LayeredNetwork], embeddings: Sequence[Float[Tensor, "Z H"]]
+) -> Sequence[Float[Tensor, "Z H"]]:
+    """What each network makes of its embedding. They are of one form, and small: a GPU is as long over one as over all."""
+    firsts = [network.first for network in networks if network.first is not None]
+    norms = [network.norm for network in networks if network.norm is not None]
+    features = networks[0].through(
+        torch.stack(list(embeddings)),
+        _linear_side_by_side(firsts) if firsts else None,
+        _linear_side_by_side([network.last for network in networks]),
+        _norm_side_by_side(norms) if norms else None,
+    )
+    return features.unbind()
+
+
+def _linear_side_by_side(layers: Sequence[nn.Linear]) -> Layer:
+    weight, bias = torch.stack([layer.weight for layer in layers]), torch.stack([layer.bias for layer in layers])
+    return lambda values: torch.baddbmm(bias[:, None], values, weight.mT)
+
+
+def _norm_side_by_side(layers: Sequence[nn.LayerNorm]) -> Layer:
+    weight, bias = torch.stack([layer.weight for layer in layers]), torch.stack([layer.bias for layer in layers])
+    shape, eps = layers[0].normalized_shape, layers[0].eps
+    return lambda values: torch.addcmul(
+        bias[:, None], nn.functional.layer_norm(values, shape, eps=eps), weight[:, None]
+    )
 
 
 def _network(settings: ModelSettings, num_roles: int) -> nn.Module:

@@ -141,15 +141,25 @@ class Model(nn.Module):
         target_states = self._flat(target)
         source_states = source.states.flatten()
         into = self.encoder.into(target_states)
-        return self._transition(source_states, self.encoder.out(source_states), target_states, into, None)
+        live = self._live(target_states, None)
+        transition: Transition = self.transition(
+            source_states, self.encoder.out(source_states), target_states, into, live
+        )
+        return transition
 
     def tables_with_boundary(
-        self, previous: Kept | None, window: Window, *, with_start: bool = True
+        self,
+        previous: Kept | None,
+        window: Window,
+        *,
+        with_start: bool = True,
+        tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """`tables(window)` and `boundary(previous, window)`, each network run once.
 
         No boundary for previous = None: then beliefs are carried by the tables' own transition. Without `with_start` the
-        start is left impossible: a window that goes on from a belief and has no reset never reads it.
+        start is left impossible: a window that goes on from a belief and has no reset never reads it. With `tokens` the
+        tables are for that text alone (`Tables.by_position`).
         """
         states, leaving = self._flat(window), None
         if previous is not None:
@@ -157,12 +167,16 @@ class Model(nn.Module):
             leaving = torch.cat([numbers, previous.states.flatten()])
         support = self.support_of(window)
         features = self.encoder.features(states, leaving, start=with_start)
-        log_start = features.emit.new_full((support.num_states,), -torch.inf)
-        if features.start is not None:
-            log_start = self.start(states, features.start, self._live(states, window))
-        transition = self._transition(
-            states if leaving is None else leaving, features.out, states, features.into, window
-        )
+        live = self._live(states, window)
+        if features.start is None:
+            log_start = features.emit.new_full((support.num_states,), -torch.inf)
+        else:
+            log_start = self.start(states, features.start, live)
+        head = self.transition
+        if tokens is not None and support.num_groups == 1 and isinstance(head, SoftmaxHead):
+            transition: Transition = head.table(features.out, features.into, live)
+        else:
+            transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
         boundary = None
         if previous is not None:
             transition, boundary = _split_rows(transition, [support.num_states, previous.states.numel()])
@@ -170,9 +184,10 @@ class Model(nn.Module):
             support,
             log_start,
             transition,
-            self.emission(states, features.emit, support, self._layout()),
+            self.emission(states, features.emit, support, self._layout(), tokens),
             self.reset_token,
             self._precision(),
+            by_position=tokens is not None,
         )
         return tables, boundary
 
@@ -183,10 +198,15 @@ class Model(nn.Module):
         return "highest" if rounds and not torch.is_grad_enabled() else self.settings.precision
 
     def forward(
-        self, previous: Kept | None, window: Window, *, with_start: bool = True
+        self,
+        previous: Kept | None,
+        window: Window,
+        *,
+        with_start: bool = True,
+        tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """`tables_with_boundary`."""
-        return self.tables_with_boundary(previous, window, with_start=with_start)
+        return self.tables_with_boundary(previous, window, with_start=with_start, tokens=tokens)
 
     def kept_after_dropout(
         self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None
@@ -217,12 +237,6 @@ class Model(nn.Module):
                 f"{self.states_of_group.shape[0]}: keep some of each"
             )
         return blocked_support(self.group_of_word, *window.states.shape)
-
-    def _transition(
-        self, source: Tensor | None, out: Tensor, target: Tensor | None, into: Tensor, window: Window
-    ) -> Transition:
-        transition: Transition = self.transition(source, out, target, into, self._live(target, window))
-        return transition
 
     def _flat(self, window: Window) -> Int[Tensor, " n"] | None:
         return window.states.flatten() if isinstance(window, Kept) else None

@@ -1,7 +1,8 @@
-"""How the kernel of clipping is called. Nothing here asks the device anything, so a CUDA graph can hold it all."""
+"""How the kernels of clipping are called. Nothing here asks the device anything, so a CUDA graph can hold it all."""
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,3 +17,12 @@ def scale(values: Float[Tensor, ...], factor: Float[Tensor, ""]) -> None:
     """values *= factor, in place."""
     count = values.numel()
     kernel.scale[(min(PROGRAMS, -(-count // BLOCK)),)](values, factor, count, BLOCK=BLOCK, num_warps=8)
+
+
+def part_norms(values: Float[Tensor, ...]) -> Float[Tensor, " programs"]:
+    """The norms of parts, whose norm is that of all values."""
+    count = values.numel()
+    programs = min(PROGRAMS, -(-count // BLOCK))
+    norms = torch.empty(programs, device=values.device)
+    kernel.part_norms[(programs,)](values, norms, count, BLOCK=BLOCK, num_warps=8)
+    return norms

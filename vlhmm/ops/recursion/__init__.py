@@ -204,6 +204,7 @@ class _DenseRecursion(torch.autograd.Function):
             _put(ctx.rows, (token_log_probs, log_last), (again[0], again[2]))
         if keep:
             ctx.precision = precision
+            ctx.set_materialize_grads(False)
             ctx.save_for_backward(
                 *(log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths),
                 *(run.messages, run.scale, left_out, prepared.tile, prepared.extent, text.peaks, text.row_of),
@@ -212,30 +213,32 @@ class _DenseRecursion(torch.autograd.Function):
         return token_log_probs, log_last
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         from vlhmm.ops.recursion import dense
 
         saved = ctx.saved_tensors
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
         messages, totals, left_out, tile, extent, peaks, row_of, token_log_probs, log_last = saved[7:]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
-        # An impossible token or state has no gradient, whatever was asked of it.
-        token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
-        last_cotangent = torch.where(log_last.isinf(), 0.0, cotangents[1])
-        trusted = (~left_out)[:, None]
+        token_cotangent, last_cotangent = cotangents
         log_rows = log_emission.contiguous().flatten(0, 1)
         gradient = dense.backward(
             dense.Prepared(log_tiles[0].contiguous(), tile, extent, log_inits.contiguous()),
             dense.Text(log_rows, peaks, row_of, init_of.contiguous(), lengths, log_previous.contiguous()),
             dense.DenseRun(token_log_probs, messages, totals, left_out.to(torch.int8)),
-            token_cotangent * trusted,
-            last_cotangent * trusted,
+            token_cotangent,
+            last_cotangent,
             ctx.precision,
             tile_gradient=ctx.needs_input_grad[2],
         )
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if ctx.rows is not None:
-            gradients = _with_rows(gradients, ctx.rows, factors, token_cotangent, last_cotangent)
+            asked = (
+                # An impossible token or state has no gradient, whatever was asked of it.
+                torch.zeros_like(value) if cotangent is None else torch.where(value.isinf(), 0.0, cotangent)
+                for value, cotangent in zip((token_log_probs, log_last), cotangents, strict=True)
+            )
+            gradients = _with_rows(gradients, ctx.rows, factors, *asked)
         wanted = (one if needed else None for one, needed in zip(gradients, ctx.needs_input_grad[:4], strict=True))
         return (*wanted, None, None, None, None, None)
 

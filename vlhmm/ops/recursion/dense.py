@@ -19,8 +19,9 @@ from torch import Tensor
 from vlhmm.ops.recursion import kernel
 from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, pieces, power_of_2, tiling_for
 from vlhmm.ops.recursion.factors import Factors
-from vlhmm.ops.recursion.product import COPIED_AT_ONCE, product
+from vlhmm.ops.recursion.product import product
 from vlhmm.ops.recursion.scaled import Gradient
+from vlhmm.ops.recursion_ends import kernel as ends
 from vlhmm.ops.resident_recursion import kernel as resident
 from vlhmm.precision import Precision
 
@@ -29,6 +30,9 @@ SMALLEST_TOTAL = 1e-19
 emissions are lifted by 2^32, such a sum is 5e-39 of the largest."""
 
 SMALLEST_MESSAGE = torch.finfo(torch.float32).tiny ** 0.75
+
+PART_POSITIONS, MOST_PARTS = 256, 1024
+"""A program of those that sum posteriors over all positions takes so many, or more, so that their parts are not too many."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,14 @@ class DenseRun:
 
 def prepare(log_tile: Float[Tensor, "K K"], log_inits: Float[Tensor, "I K"], precision: Precision) -> Prepared:
     log_tile = log_tile.contiguous()
-    extent = torch.stack(torch.aminmax(log_tile))
     tile = torch.empty(log_tile.shape, device=log_tile.device, dtype=_operand_type(precision, log_tile.device))
-    count = tile.numel()
-    kernel.exp_tile[(pieces(count, 4096),)](log_tile, extent, tile, tile, count, TIMES=False, BLOCK=4096)
+    count, extent = tile.numel(), torch.empty(2, device=log_tile.device)
+    num_parts = min(1024, pieces(count, 4096))
+    parts = torch.empty(2, num_parts, device=log_tile.device)
+    kernel.extremes[(num_parts,)](log_tile, parts, count, BLOCK=4096)
+    kernel.exp_tile[(pieces(count, 4096),)](
+        log_tile, parts, num_parts, extent, tile, tile, count, TIMES=False, BLOCK=4096
+    )
     return Prepared(log_tile, tile, extent, log_inits.contiguous())
 
 
@@ -164,8 +172,8 @@ def backward(
     prepared: Prepared,
     text: Text,
     run: DenseRun,
-    token_cotangent: Float[Tensor, "B T"],
-    last_cotangent: Float[Tensor, "B K"],
+    token_cotangent: Float[Tensor, "B T"] | None,
+    last_cotangent: Float[Tensor, "B K"] | None,
     precision: Precision,
     *,
     tile_gradient: bool = True,
@@ -174,7 +182,7 @@ def backward(
     method: Method | None = None,
     tiling: Tiling | None = None,
 ) -> Gradient:
-    """The vector-Jacobian product; sequences in doubt must have cotangents of 0, and get a gradient of 0.
+    """The vector-Jacobian product. Sequences in doubt get a gradient of 0; nothing is asked of impossible tokens and states.
 
     Without `tile_gradient` and `init_gradient` those are left empty: posteriors need no products of all positions. The gradient
     of the emission is that of each position, not of the table's rows; if `nonnegative`, since no cotangent is negative, rounding
@@ -195,12 +203,10 @@ def backward(
         sums = torch.empty(length, size, parts, device=device)
     posterior = torch.empty(size, length, states, device=device)
     flow = torch.empty(size, states, device=device)
-    # Dead and suspect sequences alike have no way back.
-    scale = torch.where(run.suspect[:, None], 0.0, run.scale)
+    asked = _ask(run, token_cotangent, last_cotangent)
     arguments = (
         *(ratio, run.messages, prepared.tile, text.log_rows, text.peaks, text.row_of, posterior, text.init_of),
-        *(text.lengths, scale, token_cotangent.contiguous(), last_cotangent.contiguous(), last_cotangent.sum(1)),
-        *(sums, flow),
+        *(text.lengths, asked.scale, asked.token, asked.last, asked.last_sum, sums, flow),
     )
     sizes = (size, length, states)
     if method == "resident":
@@ -330,12 +336,41 @@ def _launch(
 
 def _init_gradient(prepared: Prepared, text: Text, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:
     """Each initial row's posteriors summed; there are but a few such rows."""
-    gradient = torch.zeros_like(prepared.log_inits)
-    sequences = max(1, COPIED_AT_ONCE // posterior[0].numel())
-    for some, init_of in zip(posterior.split(sequences), text.init_of.split(sequences), strict=True):
-        for row in range(gradient.shape[0]):
-            gradient[row] += torch.where((init_of == row)[:, :, None], some, 0.0).sum(dim=(0, 1))
-    return gradient
+    num_inits, states = prepared.log_inits.shape
+    num_positions = text.init_of.numel()
+    part_positions = max(PART_POSITIONS, pieces(num_positions, MOST_PARTS))
+    parts = pieces(num_positions, part_positions)
+    of_parts = torch.empty(parts, num_inits, states, device=posterior.device)
+    ends.sum_begun[parts, num_inits, pieces(states, 128)](
+        *(posterior, text.init_of, of_parts, num_positions, num_inits, states, part_positions),
+        ROWS=64,
+        BLOCK=128,
+        num_warps=4,
+    )
+    return of_parts[0] if parts == 1 else of_parts.sum(0)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    token: Float[Tensor, "B T"]
+    last: Float[Tensor, "B K"]
+    last_sum: Float[Tensor, " B"]
+    scale: Float[Tensor, "B T"]
+    """0 where a sequence has no way back."""
+
+
+def _ask(run: DenseRun, token_cotangent: Tensor | None, last_cotangent: Tensor | None) -> _Asked:
+    (size, length), last = run.scale.shape, run.last
+    token, scale = (torch.empty(size, length, device=last.device) for _ in range(2))
+    asked = _Asked(token, torch.empty_like(last), torch.empty(size, device=last.device), scale)
+    given = (None if one is None else one.contiguous() for one in (token_cotangent, last_cotangent))
+    ends.ask[(size,)](
+        *(run.token_log_probs, last, run.doubt, run.scale, *given),
+        *(asked.token, asked.last, asked.last_sum, asked.scale, length, last.shape[1]),
+        BLOCK=512,
+        num_warps=4,
+    )
+    return asked
 
 
 @dataclass(frozen=True)
@@ -375,5 +410,5 @@ def _times_tile(gradient: Float[Tensor, "1 K K"], prepared: Prepared) -> None:
     """gradient times 2^32 exp(log A - peak), in place."""
     count = gradient.numel()
     kernel.exp_tile[(pieces(count, 4096),)](
-        prepared.log_tile, prepared.extent, gradient, gradient, count, TIMES=True, BLOCK=4096
+        prepared.log_tile, None, 0, prepared.extent, gradient, gradient, count, TIMES=True, BLOCK=4096
     )

@@ -71,6 +71,23 @@ def inverse_of(total, divides):
 
 @triton.jit
 @no_type_check
+def extremes(log_tile, parts, count, BLOCK: tl.constexpr):
+    """The smallest and the largest entry of each program's share."""
+    low = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
+    high = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    programs = tl.num_programs(0).to(tl.int64)
+    for piece in range(tl.program_id(0).to(tl.int64), tl.cdiv(count, BLOCK), programs):
+        at = piece * BLOCK + tl.arange(0, BLOCK)
+        low = tl.minimum(low, tl.load(log_tile + at, mask=at < count, other=float("inf")))
+        value = tl.load(log_tile + at, mask=at < count, other=float("-inf"))
+        # What is no number must not be passed over.
+        high = tl.maximum(high, tl.where(value == value, value, float("inf")))
+    tl.store(parts + tl.program_id(0), tl.min(low, axis=0))
+    tl.store(parts + programs + tl.program_id(0), tl.max(high, axis=0))
+
+
+@triton.jit
+@no_type_check
 def reached_by(message, backed):
     """The states that take part on the way back. NaN stays, to be seen."""
     return (message > 0) & ~(tl.abs(backed) > LARGEST_VALUE)
@@ -86,9 +103,20 @@ def carried_back(value, weight, carries):
 
 @triton.jit
 @no_type_check
-def exp_tile(log_tile, extent, factor, result, count, TIMES: tl.constexpr, BLOCK: tl.constexpr):
+def exp_tile(log_tile, parts, num_parts, extent, factor, result, count, TIMES: tl.constexpr, BLOCK: tl.constexpr):
+    """The tile as products read it; `extent` is made of what `extremes` left, unless that is None."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    peak = finite_or_zero(tl.load(extent + 1))
+    if parts is None:
+        peak = tl.load(extent + 1)
+    else:
+        part = tl.arange(0, 1024)
+        low = tl.min(tl.load(parts + part, mask=part < num_parts, other=float("inf")), axis=0)
+        peak = tl.max(tl.load(parts + num_parts + part, mask=part < num_parts, other=float("-inf")), axis=0)
+        peak = tl.where(peak < float("inf"), peak, float("nan"))
+        if tl.program_id(0) == 0:
+            tl.store(extent, low)
+            tl.store(extent + 1, peak)
+    peak = finite_or_zero(peak)
     value = lifted_exp(tl.load(log_tile + at, mask=at < count, other=float("-inf")) - peak)
     if TIMES:
         value *= tl.load(factor + at, mask=at < count, other=0.0)

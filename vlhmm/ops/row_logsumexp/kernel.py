@@ -114,7 +114,9 @@ def forward(
     """log sum_y exp(out_z . in_y), and with it sum_y p(y | z) in_y when asked for."""
     num_row_tiles = triton.cdiv(out.num_rows, tiles.rows)
     num_column_tiles = triton.cdiv(into.num_rows, tiles.columns)
-    splits = _num_splits(num_row_tiles, num_column_tiles, out.features.device, num_splits)
+    # Few rows over many columns, as the states of a dense HMM over its words: what a part writes is little.
+    flat = min(1.0, out.num_rows / into.num_rows)
+    splits = _num_splits(num_row_tiles, num_column_tiles, out.features.device, num_splits, flat)
     log_sum = out.features.new_empty(splits, out.num_rows, dtype=torch.float32)
     mean_shape = (splits, out.num_rows, out.width) if with_mean else (0,)
     mean = out.features.new_empty(mean_shape, dtype=torch.float32)
@@ -143,11 +145,10 @@ def forward(
     if not with_mean:
         return log_sum.logsumexp(dim=0), None
     whole, whole_mean = torch.empty_like(log_sum[0]), torch.empty_like(mean[0])
-    block_rows = 4
-    _join_kernel[(triton.cdiv(out.num_rows, block_rows),)](
+    _join_kernel[(out.num_rows,)](
         *(log_sum, mean, whole, whole_mean, splits, out.num_rows),
         WIDTH=out.width,
-        BLOCK_ROWS=block_rows,
+        SPLITS=min(16, triton.next_power_of_2(splits)),
         BLOCK_WIDTH=triton.next_power_of_2(out.width),
         num_warps=4,
     )
@@ -230,16 +231,19 @@ def _strides(others: Float[Tensor, "N H"] | None) -> tuple[int, ...]:
     return (0, 0) if others is None else others.stride()
 
 
-def _num_splits(num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None) -> int:
+def _num_splits(
+    num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None, rows_by_columns: float = 1.0
+) -> int:
     """Into how many parts the streamed operand is cut, so that few row tiles still fill the device."""
     if wanted is None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         # Parts of less than 4 tiles would spend their time on filling the pipeline.
-        most = max(1, min(16, num_column_tiles // 4))
-        # The time in units of a row tile's, a part being 1 / parts of it. A fiftieth to write and read every part's own results:
-        # of an H200's 4 TB/s and 620 TFLOP/s, with as many rows as columns.
+        most = max(1, min(32, num_column_tiles // 4))
+        # The time in units of a row tile's, a part being 1 / parts of it. With as many rows as columns a fiftieth to write and
+        # read every part's own results: of an H200's 4 TB/s and 620 TFLOP/s.
+        moved = 0.02 * rows_by_columns
         wanted = min(
-            range(1, most + 1), key=lambda parts: triton.cdiv(num_row_tiles * parts, processors) / parts + 0.02 * parts
+            range(1, most + 1), key=lambda parts: triton.cdiv(num_row_tiles * parts, processors) / parts + moved * parts
         )
     # None is empty.
     tiles_per_split = -(-num_column_tiles // wanted)
@@ -378,32 +382,32 @@ def _join_kernel(
     num_splits,
     num_rows,
     WIDTH: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
 ):
-    """log_sum (Z) and mean (Z, H) of all parts, whose own are (splits, Z) and (splits, Z, H)."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    """log_sum (Z) and mean (Z, H) of all parts, whose own are (splits, Z) and (splits, Z, H): a program a row."""
+    row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK_WIDTH)
-    row_in = row < num_rows
-    inside = row_in[:, None] & (column < WIDTH)[None, :]
-    peak = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
-    for split in range(num_splits):
-        part = tl.load(log_sum_ptr + split * num_rows + row, mask=row_in, other=float("-inf"))
-        peak = tl.maximum(peak, part)
-    shift = tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.zeros((BLOCK_ROWS,), tl.float32)
-    mean = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
-    for split in range(num_splits):
-        part_row = tl.cast(split, tl.int64) * num_rows + row
-        weight = tl.exp2((tl.load(log_sum_ptr + part_row, mask=row_in, other=float("-inf")) - shift) * LOG2_E)
-        total += weight
+    peak = float("-inf")
+    total = 0.0
+    mean = tl.zeros((BLOCK_WIDTH,), tl.float32)
+    for first in range(0, num_splits, SPLITS):
+        split = first + tl.arange(0, SPLITS)
+        part_row = split.to(tl.int64) * num_rows + row
+        log_sum = tl.load(log_sum_ptr + part_row, mask=split < num_splits, other=float("-inf"))
+        inside = (split < num_splits)[:, None] & (column < WIDTH)[None, :]
         part_mean = tl.load(mean_ptr + part_row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
-        mean += weight[:, None] * part_mean
+        new_peak = tl.maximum(peak, tl.max(log_sum, axis=0))
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weight = tl.exp2((log_sum - shift) * LOG2_E)
+        shrink = tl.exp2((peak - shift) * LOG2_E)
+        total = total * shrink + tl.sum(weight, axis=0)
+        mean = mean * shrink + tl.sum(weight[:, None] * part_mean, axis=0)
+        peak = new_peak
     # As in `_forward_kernel`.
     total = tl.where(total == 0.0, 1.0, total)
-    tl.store(whole_ptr + row, peak + tl.log2(total) * LN_2, mask=row_in)
-    mean = mean * (1.0 / total)[:, None]
-    tl.store(whole_mean_ptr + row[:, None] * WIDTH + column[None, :], mean, mask=inside)
+    tl.store(whole_ptr + row, peak + tl.log2(total) * LN_2)
+    tl.store(whole_mean_ptr + row * WIDTH + column, mean / total, mask=column < WIDTH)
 
 
 @triton.jit

@@ -39,3 +39,59 @@ def sum_rows(rows, order, bounds, per_word, K, ROWS: tl.constexpr, BLOCK_K: tl.c
         inside = (at < end)[:, None] & (k < K)[None, :]
         total += tl.sum(tl.load(rows + row[:, None] * K + k[None, :], mask=inside, other=0.0), axis=0)
     tl.store(per_word + word * K + k, total, mask=k < K)
+
+
+# Positions by word, in four kernels: how often each word comes, where its positions begin, the positions there in any order,
+# and then in their own. A word out of range has no place.
+
+
+@triton.jit
+@no_type_check
+def count_words(words, counts, arrival, N, X, BLOCK: tl.constexpr):
+    """arrival[n]: how many positions of the same word were counted before. Which, is left to chance."""
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words + n, mask=n < N, other=-1)
+    known = (word >= 0) & (word < X)
+    tl.store(arrival + n, tl.atomic_add(counts + word, 1, mask=known, sem="relaxed"), mask=known)
+
+
+@triton.jit
+@no_type_check
+def add_up(counts, bounds, X, BLOCK: tl.constexpr):
+    """bounds[x] = the sum of the counts of all words before x, for x up to X. Each program sums for itself."""
+    first = tl.program_id(0) * BLOCK
+    before = tl.zeros((BLOCK,), dtype=tl.int32)
+    for begin in range(0, first, BLOCK):
+        before += tl.load(counts + begin + tl.arange(0, BLOCK))
+    word = first + tl.arange(0, BLOCK)
+    count = tl.load(counts + word, mask=word < X, other=0)
+    tl.store(bounds + word, tl.sum(before, axis=0) + tl.cumsum(count, axis=0) - count, mask=word <= X)
+
+
+@triton.jit
+@no_type_check
+def put_by_word(words, arrival, bounds, positions, N, X, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words + n, mask=n < N, other=-1)
+    known = (word >= 0) & (word < X)
+    place = tl.load(bounds + word, mask=known, other=0) + tl.load(arrival + n, mask=known, other=0)
+    tl.store(positions + place, n, mask=known)
+
+
+@triton.jit
+@no_type_check
+def order_within_words(words, bounds, positions, order, X, PLACES: tl.constexpr, CHUNK: tl.constexpr):
+    """order: the positions of each word ascending; those of a program's words are compared with one another."""
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    taken = place < tl.load(bounds + X)
+    n = tl.load(positions + place, mask=taken, other=0)
+    word = tl.load(words + n, mask=taken, other=0)
+    first = tl.load(bounds + word, mask=taken, other=0x7FFFFFFF)
+    end = tl.load(bounds + word + 1, mask=taken, other=0)
+    before = tl.zeros((PLACES, CHUNK), dtype=tl.int32)
+    for begin in range(tl.min(first, axis=0), tl.max(end, axis=0), CHUNK):
+        there = begin + tl.arange(0, CHUNK)
+        other = tl.load(positions + there, mask=there < tl.max(end, axis=0), other=0)
+        same = (there[None, :] >= first[:, None]) & (there[None, :] < end[:, None])
+        before += (same & (other[None, :] < n[:, None])).to(tl.int32)
+    tl.store(order + first + tl.sum(before, axis=1), n, mask=taken)

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from vlhmm.ops.word_rows import kernel
 
-ROWS_AT_ONCE = 16
+NUMBERS_AT_ONCE = 8192
+"""Of a program: as many rows as have so many, up to 128."""
 WIDEST = 512
 """Columns of a program."""
+COUNTED, ADDED, ORDERED, COMPARED = 128, 2048, 32, 128
+"""Positions of a program, words of one, places of one, and with how many each is compared at once."""
 
 
 def gather(per_word: Float[Tensor, "X K"], words: Int[Tensor, " N"]) -> Float[Tensor, "N K"]:
@@ -23,16 +26,30 @@ def gather(per_word: Float[Tensor, "X K"], words: Int[Tensor, " N"]) -> Float[Te
 def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words: int) -> Float[Tensor, "X K"]:
     """For each word the sum of its rows, always in the same order."""
     width = rows.shape[1]
-    # A few thousand numbers are sorted, never rows.
-    in_order, order = words.sort(stable=True)
-    every_word = torch.arange(num_words + 1, device=words.device)
-    bounds = torch.searchsorted(in_order, every_word, out_int32=True)
+    order, bounds = positions_by_word(words, num_words)
     per_word = torch.empty(num_words, width, dtype=rows.dtype, device=rows.device)
     block = _block(width)
     kernel.sum_rows[num_words, -(-width // block)](
-        rows, order, bounds, per_word, width, ROWS=ROWS_AT_ONCE, BLOCK_K=block, num_warps=4
+        *(rows, order, bounds, per_word, width), ROWS=min(128, NUMBERS_AT_ONCE // block), BLOCK_K=block, num_warps=4
     )
     return per_word
+
+
+def positions_by_word(words: Int[Tensor, " N"], num_words: int) -> tuple[Int[Tensor, " N"], Int[Tensor, " W"]]:
+    """The positions in the order of their words, those of a word ascending; and where each word's begin, then their end."""
+    # The library's sort would take a dozen launches.
+    num_positions, device, words = words.shape[0], words.device, words.contiguous()
+    counts = torch.zeros(num_words, dtype=torch.int32, device=device)
+    arrival, positions, order = (torch.empty(num_positions, dtype=torch.int32, device=device) for _ in range(3))
+    bounds = torch.empty(num_words + 1, dtype=torch.int32, device=device)
+    some = (-(-num_positions // COUNTED),)
+    kernel.count_words[some](words, counts, arrival, num_positions, num_words, BLOCK=COUNTED, num_warps=4)
+    kernel.add_up[(num_words // ADDED + 1,)](counts, bounds, num_words, BLOCK=ADDED, num_warps=8)
+    kernel.put_by_word[some](words, arrival, bounds, positions, num_positions, num_words, BLOCK=COUNTED, num_warps=4)
+    kernel.order_within_words[(-(-num_positions // ORDERED),)](
+        *(words, bounds, positions, order, num_words), PLACES=ORDERED, CHUNK=COMPARED, num_warps=4
+    )
+    return order, bounds
 
 
 def _block(width: int) -> int:
