@@ -162,9 +162,8 @@ class _Recursion(torch.autograd.Function):
 
         rows = suspect.nonzero()[:, 0]
         gradient = without(rows)
-        overflowing = _overflowing(gradient)
-        if bool(overflowing.any()):
-            rows = (suspect | overflowing).nonzero()[:, 0]
+        if not _all_finite(gradient):
+            rows = (suspect | _overflowing(gradient)).nonzero()[:, 0]
             gradient = without(rows)
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if rows.numel():
@@ -241,6 +240,12 @@ class _DenseRecursion(torch.autograd.Function):
             gradients = _with_rows(gradients, ctx.rows, factors, *asked)
         wanted = (one if needed else None for one, needed in zip(gradients, ctx.needs_input_grad[:4], strict=True))
         return (*wanted, None, None, None, None, None)
+
+
+def _all_finite(gradient: scaled.Gradient) -> bool:
+    """By sums, which take a pass each and nothing else; one that is too large only makes us look closer."""
+    parts = (gradient.log_emission, gradient.log_previous, gradient.log_tiles)
+    return bool(torch.stack([part.sum() for part in parts]).isfinite().all())
 
 
 def _overflowing(gradient: scaled.Gradient) -> Bool[Tensor, " B"]:
