@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlhmm.ops.clipping import kernel
+from vlhmm.ops.sizes import pieces
 
 BLOCK = 4096
 PROGRAMS = 1056
@@ -15,4 +16,4 @@ PROGRAMS = 1056
 def scale(values: Float[Tensor, ...], factor: Float[Tensor, ""]) -> None:
     """values *= factor, in place."""
     count = values.numel()
-    kernel.scale[(min(PROGRAMS, -(-count // BLOCK)),)](values, factor, count, BLOCK=BLOCK, num_warps=8)
+    kernel.scale[(min(PROGRAMS, pieces(count, BLOCK)),)](values, factor, count, BLOCK=BLOCK, num_warps=8)

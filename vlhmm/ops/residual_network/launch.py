@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vlhmm.ops.residual_network import Parameters, kernel
+from vlhmm.ops.sizes import pieces, power_of_2
 
 # What one program holds of each tensor: 8 numbers a thread, in 4 warps.
 TILE_NUMBERS = 1 << 10
@@ -65,7 +66,7 @@ class _ResidualNetworks(torch.autograd.Function):
             own_hidden = _part(hidden, index, width)
             raw = torch.addmm(second_bias[index], own_hidden[:own_rows], second[index].T)
             output = embedding.new_empty(own_rows, width)
-            kernel.forward[(_pieces(own_rows, rows),)](
+            kernel.forward[(pieces(own_rows, rows),)](
                 *(raw, own_hidden, *norm, output, own_rows, width, hidden.shape[1], eps), WIDTH_PAD=padded, ROWS=rows
             )
             raws.append(raw)
@@ -80,8 +81,8 @@ class _ResidualNetworks(torch.autograd.Function):
         operand, hidden, first, second, *saved = ctx.saved_tensors
         count, (all_rows, width) = len(ctx.num_rows), operand.shape
         padded, rows = _tile(width)
-        stretch = _pieces(all_rows, rows * SUM_PROGRAMS)
-        programs = _pieces(all_rows, rows * stretch)
+        stretch = pieces(all_rows, rows * SUM_PROGRAMS)
+        programs = pieces(all_rows, rows * stretch)
         tile = {"WIDTH_PAD": padded, "ROWS": rows}
         # Of the LayerNorm's weight and bias, of b_2 and of b_1.
         sums = grads[0].new_empty(programs, 4, count, width)
@@ -105,7 +106,7 @@ class _ResidualNetworks(torch.autograd.Function):
             )
             d_second.append(_product(d_raw.T, own_hidden[:own_rows]))
         total = sums.new_empty(4, count, width)
-        kernel.add_up[(_pieces(total.numel(), 16),)](
+        kernel.add_up[(pieces(total.numel(), 16),)](
             *(sums, total, programs, total.numel()), ROWS=256, COLUMNS=16, num_warps=8
         )
         d_norm_weight, d_norm_bias, d_second_bias, d_first_bias = total
@@ -131,9 +132,5 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 def _tile(width: int) -> tuple[int, int]:
     """The width rounded up to a power of two, and the rows that a program takes at once."""
-    padded = max(16, 1 << (width - 1).bit_length())
+    padded = max(16, power_of_2(width))
     return padded, max(1, TILE_NUMBERS // padded)
-
-
-def _pieces(whole: int, piece: int) -> int:
-    return -(-whole // piece)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.ops.state_rows import kernel
 
 TILE_NUMBERS = 1 << 11
@@ -55,6 +56,6 @@ def spread(
 
 def _cut(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The programs, and how many rows and columns each of them takes."""
-    columns = min(WIDEST, 1 << (width - 1).bit_length())
+    columns = min(WIDEST, power_of_2(width))
     rows = TILE_NUMBERS // columns
-    return (-(-num_rows // rows), -(-width // columns)), {"ROWS": rows, "BLOCK_H": columns}
+    return (pieces(num_rows, rows), pieces(width, columns)), {"ROWS": rows, "BLOCK_H": columns}

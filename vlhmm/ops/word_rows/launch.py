@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.ops.word_rows import kernel
 
 ROWS_AT_ONCE = 16
@@ -29,11 +30,11 @@ def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words:
     bounds = torch.searchsorted(in_order, every_word, out_int32=True)
     per_word = torch.empty(num_words, width, dtype=rows.dtype, device=rows.device)
     block = _block(width)
-    kernel.sum_rows[num_words, -(-width // block)](
+    kernel.sum_rows[num_words, pieces(width, block)](
         rows, order, bounds, per_word, width, ROWS=ROWS_AT_ONCE, BLOCK_K=block, num_warps=4
     )
     return per_word
 
 
 def _block(width: int) -> int:
-    return min(WIDEST, 1 << (width - 1).bit_length())
+    return min(WIDEST, power_of_2(width))
