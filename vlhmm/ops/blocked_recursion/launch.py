@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
+from vlhmm.ops.blocked_tiles import kernel as tiles_kernel
 from vlhmm.ops.group_order import group_order
 from vlhmm.ops.rounding import logit_product
 from vlhmm.ops.sizes import pieces, power_of_2
@@ -160,7 +161,7 @@ def _packed(features: Float[Tensor, "Z H"], dtype: torch.dtype) -> tuple[Tensor,
     packed = features.new_empty(num_rows, packed_width, dtype=dtype)
     barrier = features.new_empty(num_rows, dtype=torch.float32)
     rows = max(1, 4096 // padded)
-    kernel.pack[(pieces(num_rows, rows),)](
+    tiles_kernel.pack[(pieces(num_rows, rows),)](
         *(features.contiguous(), packed, barrier, num_rows, width, packed_width, padded, rows)
     )
     return packed, barrier
@@ -186,7 +187,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     if isinstance(factors.transition, TableTransition):
         log_prob = factors.transition.log_prob.contiguous()
-        kernel.cut_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
+        tiles_kernel.cut_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
             *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
             ROWS=cut.forward_rows,
@@ -194,7 +195,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         )
     else:
         width = packed.out.shape[1]
-        kernel.make_tiles[(batch * length, pieces(cut.states, cut.tile_rows))](
+        tiles_kernel.make_tiles[(batch * length, pieces(cut.states, cut.tile_rows))](
             *(packed.out, packed.into, packed.barrier, factors.row_term.contiguous(), *groups, _states(factors)),
             *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
             WIDTH=width,
@@ -280,7 +281,7 @@ def _table_gradient(
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
-    kernel.add_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
+    tiles_kernel.add_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
         *(run.tiles, run.sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
         K_PAD=cut.states,
@@ -317,7 +318,7 @@ def _feature_gradient(
     parts = pieces(cut.states, cut.sum_rows), pieces(width, 2 * block_width if two else block_width)
     stretch = max(LEAST_STRETCH, pieces(num_positions * parts[0] * parts[1], cut.sum_programs))
     gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
-    kernel.accumulate[(pieces(num_positions, stretch), *parts)](
+    tiles_kernel.accumulate[(pieces(num_positions, stretch), *parts)](
         *(run.tiles, run.sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
         BLOCK_FACTORED=factors.block_factored,
