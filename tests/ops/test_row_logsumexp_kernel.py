@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from vlhmm.ops.row_logsumexp import (
-    kernel,
+    launch,
     reference,
     row_logsumexp,
     tiled_factors_and_row_logsumexp,
@@ -95,12 +95,12 @@ def test_value_and_gradients_equal_the_reference(device, precision, size):
 @pytest.mark.parametrize("num_splits", [1, 2, 3])
 def test_parts_of_the_streamed_operand_add_up(device, num_splits):
     out, into = features(37, 70, 19, device)
-    tiles = kernel.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
+    tiles = launch.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
     settings = {"precision": "highest", "tiles": tiles, "num_splits": num_splits}
-    packed = [kernel.pack(operand.detach(), "highest") for operand in (out, into)]
-    log_sum, mean = kernel.forward(*packed, with_mean=True, **settings)
+    packed = [launch.pack(operand.detach(), "highest") for operand in (out, into)]
+    log_sum, mean = launch.forward(*packed, with_mean=True, **settings)
     weight = weights(37, device)
-    gradient = kernel.grad_into(*packed, log_sum, weight, **settings)
+    gradient = launch.grad_into(*packed, log_sum, weight, **settings)
     exact = [operand.detach().double().requires_grad_() for operand in (out, into)]
     expected = value_and_gradients(reference.row_logsumexp, *exact, weight.double())
     for actual, wanted in zip((log_sum, weight[:, None] * mean, gradient), expected, strict=True):
@@ -161,12 +161,12 @@ def test_a_gradient_of_others_is_added_once_whatever_the_parts(device, num_split
     barred = into.clone()
     # A row that is dead by itself still has others' gradient.
     barred[3, 0] = -torch.inf
-    tiles = kernel.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
+    tiles = launch.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
     settings = {"precision": "highest", "tiles": tiles, "num_splits": num_splits}
-    packed = kernel.pack(out, "highest"), kernel.pack(barred, "highest")
-    log_sum, _ = kernel.forward(*packed, with_mean=True, **settings)
-    alone = kernel.grad_into(*packed, log_sum, weights(37, device), **settings)
-    together = kernel.grad_into(*packed, log_sum, weights(37, device), 2 * into, **settings)
+    packed = launch.pack(out, "highest"), launch.pack(barred, "highest")
+    log_sum, _ = launch.forward(*packed, with_mean=True, **settings)
+    alone = launch.grad_into(*packed, log_sum, weights(37, device), **settings)
+    together = launch.grad_into(*packed, log_sum, weights(37, device), 2 * into, **settings)
     assert_near(together, (alone + 2 * into).double(), 1e-6)
 
 
@@ -194,12 +194,12 @@ def test_dead_columns_count_nothing_and_make_no_nan(device, num_splits, said):
         # Columns on both sides of the border between the two ways.
         live[20:30] = True
     barred[dead if live is None else dead & live, -1] = -torch.inf
-    tiles = kernel.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
+    tiles = launch.Tiling(rows=16, columns=16, num_warps=4, num_stages=2)
     settings = {"precision": "highest", "tiles": tiles, "num_splits": num_splits}
-    packed = kernel.pack(out, "highest"), kernel.pack(barred, "highest", live)
-    log_sum, mean = kernel.forward(*packed, with_mean=True, **settings)
+    packed = launch.pack(out, "highest"), launch.pack(barred, "highest", live)
+    log_sum, mean = launch.forward(*packed, with_mean=True, **settings)
     weight = weights(9, device)
-    gradient = kernel.grad_into(*packed, log_sum, weight, **settings)
+    gradient = launch.grad_into(*packed, log_sum, weight, **settings)
     exact = [operand.double().requires_grad_() for operand in (out, into[~dead])]
     value, grad_out, grad_into = value_and_gradients(reference.row_logsumexp, *exact, weight.double())
     assert_near(log_sum, value, 3e-6)
@@ -283,6 +283,6 @@ def test_what_no_kernel_takes_is_computed_without_one(dtype, width):
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 100, 255, 256, 257, 384, 511, 512])
 def test_padded_widths_hold_the_width(width):
-    main, rest = kernel.padded_widths(width)
+    main, rest = launch.padded_widths(width)
     assert width <= main + rest < max(33, 2 * width)
     assert all(part in (0, 16, 32, 64, 128, 256, 512) for part in (main, rest))

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
+from vlhmm.ops.blocked_tiles import kernel as tiles_kernel
 from vlhmm.ops.group_order import group_order
 from vlhmm.ops.rounding import logit_product
+from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.precision import Precision
 from vlhmm.tables import TableTransition
 
@@ -65,7 +67,7 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
             f"a group has {num_states} states, but the GPU kernels of the blocked recursion take at most "
             f"{LARGEST_STATES}; use more blocks, or the dense recursion"
         )
-    states = max(16, _power_of_two(num_states))
+    states = max(16, power_of_2(num_states))
     rows = max(16, min(states, TILE_NUMBERS // states))
     # Three stages of (rows + states) x width operands within 227 KB of shared memory.
     width = 64 if states <= 256 else 32
@@ -152,14 +154,6 @@ class Gradient:
     log_emission: Float[Tensor, "B T K"]
 
 
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
-def _pieces(whole: int, piece: int) -> int:
-    return -(-whole // piece)
-
-
 def product_precision(precision: Precision) -> str:
     return "ieee" if precision == "highest" else "tf32"
 
@@ -177,13 +171,13 @@ def operands(factors: BlockedFactors, precision: Precision) -> Operands:
 
 def _packed(features: Float[Tensor, "Z H"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     num_rows, width = features.shape
-    step = min(64, max(16, _power_of_two(width)))
-    packed_width = _pieces(width, step) * step
-    padded = _power_of_two(packed_width)
+    step = min(64, max(16, power_of_2(width)))
+    packed_width = pieces(width, step) * step
+    padded = power_of_2(packed_width)
     packed = features.new_empty(num_rows, packed_width, dtype=dtype)
     barrier = features.new_empty(num_rows, dtype=torch.float32)
     rows = max(1, 4096 // padded)
-    kernel.pack[(_pieces(num_rows, rows),)](
+    tiles_kernel.pack[(pieces(num_rows, rows),)](
         *(features.contiguous(), packed, barrier, num_rows, width, packed_width, padded, rows)
     )
     return packed, barrier
@@ -209,7 +203,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     if isinstance(factors.transition, TableTransition):
         log_prob = factors.transition.log_prob.contiguous()
-        kernel.cut_tiles[(batch * length, _pieces(cut.states, cut.forward_rows))](
+        tiles_kernel.cut_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
             *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
             ROWS=cut.forward_rows,
@@ -217,7 +211,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         )
     else:
         width = packed.out.shape[1]
-        kernel.make_tiles[(batch * length, _pieces(cut.states, cut.tile_rows))](
+        tiles_kernel.make_tiles[(batch * length, pieces(cut.states, cut.tile_rows))](
             *(packed.out, packed.into, packed.barrier, factors.row_term.contiguous(), *groups, _states(factors)),
             *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
             WIDTH=width,
@@ -317,7 +311,7 @@ def _table_gradient(
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
-    kernel.add_tiles[(batch * length, _pieces(cut.states, cut.forward_rows))](
+    tiles_kernel.add_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
         *(tiles, sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
         K_PAD=cut.states,
@@ -349,13 +343,13 @@ def _feature_gradient(
     the sums leave the registers once a stretch.
     """
     # Rows that begin at aligned addresses: at a width of 257, which a barrier makes, the sums would not stay in registers.
-    width, num_positions = _pieces(own_features.shape[1], 16) * 16, order.shape[0]
-    block_width = min(cut.sum_width, _power_of_two(operand.shape[1]))
+    width, num_positions = pieces(own_features.shape[1], 16) * 16, order.shape[0]
+    block_width = min(cut.sum_width, power_of_2(operand.shape[1]))
     two = cut.sum_two and width > block_width
-    pieces = _pieces(cut.states, cut.sum_rows), _pieces(width, 2 * block_width if two else block_width)
-    stretch = max(LEAST_STRETCH, _pieces(num_positions * pieces[0] * pieces[1], cut.sum_programs))
+    parts = pieces(cut.states, cut.sum_rows), pieces(width, 2 * block_width if two else block_width)
+    stretch = max(LEAST_STRETCH, pieces(num_positions * parts[0] * parts[1], cut.sum_programs))
     gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
-    kernel.accumulate[(_pieces(num_positions, stretch), *pieces)](
+    tiles_kernel.accumulate[(pieces(num_positions, stretch), *parts)](
         *(tiles, sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
         BLOCK_FACTORED=factors.block_factored,

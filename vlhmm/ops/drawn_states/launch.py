@@ -6,12 +6,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.drawn_states import kernel
+from vlhmm.ops.sizes import power_of_2
 
 
 def draw(keys: Float[Tensor, "M K"], drawn: Int[Tensor, "M count"]) -> None:
     """As many states of each block as `drawn` has room for."""
     num_blocks, num_states = keys.shape
-    padded = max(32, 1 << (num_states - 1).bit_length())
+    padded = max(32, power_of_2(num_states))
     # Counts within one warp wait for no other: more only where a thread would hold over 32 keys.
     warps = max(1, min(8, padded // 1024))
     kernel.draw[(num_blocks,)](keys, drawn, num_states, drawn.shape[1], K_PAD=padded, num_warps=warps)

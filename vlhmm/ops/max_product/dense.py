@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 
 from vlhmm.ops.max_product import kernel
 from vlhmm.ops.max_product.kept import KeptScores
-from vlhmm.ops.recursion.cutting import multiprocessors, pieces, power_of_2
+from vlhmm.ops.recursion.cutting import multiprocessors
 from vlhmm.ops.recursion.factors import Factors
+from vlhmm.ops.sizes import pieces, power_of_2
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import kernel
-from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, pieces, power_of_2, tiling_for
+from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, tiling_for
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.product import product
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.ops.recursion_ends import kernel as ends
 from vlhmm.ops.resident_recursion import kernel as resident
+from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.precision import Precision
 
 SMALLEST_TOTAL = 1e-19

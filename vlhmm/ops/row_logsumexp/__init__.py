@@ -65,7 +65,7 @@ def tiled_row_logsumexp(
     *,
     precision: Precision,
 ) -> Float[Tensor, " Z"]:
-    """`row_logsumexp` by the kernel."""
+    """`row_logsumexp` by the launch."""
     return tiled_factors_and_row_logsumexp(out, into, live, precision=precision)[2]
 
 
@@ -76,7 +76,7 @@ def tiled_factors_and_row_logsumexp(
     *,
     precision: Precision,
 ) -> Factors:
-    """`factors_and_row_logsumexp` by the kernel."""
+    """`factors_and_row_logsumexp` by the launch."""
     # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
     with_mean = torch.is_grad_enabled() and out.requires_grad
     result: tuple[Tensor, Tensor, Tensor] = _TiledRowLogSumExp.apply(out, into, live, precision, with_mean)
@@ -99,11 +99,11 @@ class _TiledRowLogSumExp(torch.autograd.Function):
     def forward(
         ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, precision: Precision, with_mean: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from vlhmm.ops.row_logsumexp import kernel
+        from vlhmm.ops.row_logsumexp import launch
 
-        packed_out, packed_into = kernel.pack(out, precision), kernel.pack(into, precision, live)
-        tiles = kernel.tiling(out.shape[1], precision)
-        log_sum, mean = kernel.forward(packed_out, packed_into, with_mean=with_mean, precision=precision, tiles=tiles)
+        packed_out, packed_into = launch.pack(out, precision), launch.pack(into, precision, live)
+        tiles = launch.tiling(out.shape[1], precision)
+        log_sum, mean = launch.forward(packed_out, packed_into, with_mean=with_mean, precision=precision, tiles=tiles)
         ctx.save_for_backward(
             *(packed_out.features, packed_out.barrier, packed_into.features, packed_into.barrier),
             *(packed_into.place, packed_into.num_live, log_sum, mean),
@@ -119,7 +119,7 @@ class _TiledRowLogSumExp(torch.autograd.Function):
     def backward(
         ctx: Any, others_out: Tensor | None, others_into: Tensor | None, grad: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        from vlhmm.ops.row_logsumexp import kernel
+        from vlhmm.ops.row_logsumexp import launch
 
         out_features, out_barrier, into_features, into_barrier, place, num_live, log_sum, mean = ctx.saved_tensors
         if grad is None:
@@ -127,11 +127,11 @@ class _TiledRowLogSumExp(torch.autograd.Function):
         grad = grad.float()
         grad_out = grad_into = None
         if ctx.needs_input_grad[0]:
-            grad_out = kernel.grad_out(mean, grad, others_out, ctx.dtype)
+            grad_out = launch.grad_out(mean, grad, others_out, ctx.dtype)
         if ctx.needs_input_grad[1]:
-            grad_into = kernel.grad_into(
-                kernel.Packed(out_features, out_barrier, ctx.num_out, ctx.width),
-                kernel.Packed(into_features, into_barrier, ctx.num_into, ctx.width, place, num_live),
+            grad_into = launch.grad_into(
+                launch.Packed(out_features, out_barrier, ctx.num_out, ctx.width),
+                launch.Packed(into_features, into_barrier, ctx.num_into, ctx.width, place, num_live),
                 log_sum,
                 grad,
                 others_into,

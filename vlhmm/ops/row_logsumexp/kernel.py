@@ -1,4 +1,4 @@
-"""row_logsumexp on a GPU: logits live in one tile at a time, as in flash attention.
+"""row_logsumexp on a GPU, called by `launch.py`: logits live in one tile at a time, as in flash attention.
 
 The forward pass takes log_sum_z = log sum_y exp(out_z . in_y) with a running peak and sum. When `out` needs a
 gradient it also takes mean_z = sum_y p(y | z) in_y from the tile it already holds: the gradient of `out` is then
@@ -15,239 +15,13 @@ the device, so shapes are the same for every draw, but dead rows cost nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
-
-from vlhmm.precision import Precision
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How the work is cut: a program keeps `rows` of one operand and streams tiles of `columns` of the other."""
-
-    rows: int
-    columns: int
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True)
-class Packed:
-    """An operand as the kernels read it; `barrier` is 0, but -inf for rows that are padding or dead."""
-
-    features: Float[Tensor, "padded_rows padded_width"]
-    barrier: Float[Tensor, " padded_rows"]
-    num_rows: int
-    width: int
-    place: Int[Tensor, " num_rows"] | None = None
-    """Where each row stands, those alive before the others; None: in their order."""
-    num_live: Int[Tensor, " 1"] | None = None
-
-
-def padded_widths(width: int) -> tuple[int, int]:
-    """`width` as a power of two and a padded rest: 256 -> (256, 0), 257 -> (256, 16), 100 -> (64, 64)."""
-    main = max(16, 1 << (width.bit_length() - 1))
-    rest = max(0, width - main)
-    return main, max(16, triton.next_power_of_2(rest)) if rest else 0
-
-
-def tiling(width: int, precision: Precision) -> Tiling:
-    """Fixed by size: the kept rows, the streamed tiles in flight and the accumulator must fit one multiprocessor."""
-    padded = sum(padded_widths(width))
-    if precision == "bf16":
-        if padded <= 128:
-            return Tiling(rows=128, columns=128, num_warps=8, num_stages=3)
-        if padded <= 272:
-            # Measured on one H200 at width 256: 622 and 665 TFLOP/s; 128 columns and two stages gave 572 and 583.
-            return Tiling(rows=128, columns=64, num_warps=8, num_stages=3)
-        return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
-    # Without matrix units the operands pass through registers: a larger tile spills.
-    return Tiling(rows=32, columns=32, num_warps=8, num_stages=2)
-
-
-def pack(operand: Float[Tensor, "N H"], precision: Precision, live: Bool[Tensor, " N"] | None = None) -> Packed:
-    """The operand in the precision of the products, padded with zeros; rows that hold -inf are dead, and those not `live`."""
-    num_rows, width = operand.shape
-    place = num_live = None
-    if live is not None:
-        live_so_far = live.cumsum(0)
-        num_live = live_so_far[-1:]
-        every = torch.arange(num_rows, device=live.device)
-        place = torch.where(live, live_so_far - 1, num_live + every - live_so_far)
-    # Every tile height divides 128.
-    padded_rows = triton.cdiv(num_rows, 128) * 128
-    padded_width = sum(padded_widths(width))
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    features = operand.new_empty(padded_rows, padded_width, dtype=dtype)
-    barrier = operand.new_empty(padded_rows, dtype=torch.float32)
-    block_rows = 16
-    _pack_kernel[(padded_rows // block_rows,)](
-        operand,
-        features,
-        barrier,
-        place,
-        num_live,
-        num_rows,
-        operand.stride(0),
-        operand.stride(1),
-        WIDTH=width,
-        PADDED_WIDTH=padded_width,
-        BLOCK_ROWS=block_rows,
-        BLOCK_WIDTH=triton.next_power_of_2(padded_width),
-        num_warps=4,
-    )
-    return Packed(features, barrier, num_rows, width, place, num_live)
-
-
-def forward(
-    out: Packed, into: Packed, *, with_mean: bool, precision: Precision, tiles: Tiling, num_splits: int | None = None
-) -> tuple[Float[Tensor, " Z"], Float[Tensor, "Z H"] | None]:
-    """log sum_y exp(out_z . in_y), and with it sum_y p(y | z) in_y when asked for."""
-    num_row_tiles = triton.cdiv(out.num_rows, tiles.rows)
-    num_column_tiles = triton.cdiv(into.num_rows, tiles.columns)
-    # Few rows over many columns, as the states of a dense HMM over its words: what a part writes is little.
-    flat = min(1.0, out.num_rows / into.num_rows)
-    splits = _num_splits(num_row_tiles, num_column_tiles, out.features.device, num_splits, flat)
-    log_sum = out.features.new_empty(splits, out.num_rows, dtype=torch.float32)
-    mean_shape = (splits, out.num_rows, out.width) if with_mean else (0,)
-    mean = out.features.new_empty(mean_shape, dtype=torch.float32)
-    main, rest = padded_widths(out.width)
-    _forward_kernel[(num_row_tiles, splits)](
-        out.features,
-        into.features,
-        into.barrier,
-        into.num_live,
-        log_sum,
-        mean,
-        out.num_rows,
-        into.num_rows,
-        WIDTH=out.width,
-        MAIN=main,
-        REST=rest,
-        BLOCK_ROWS=tiles.rows,
-        BLOCK_COLUMNS=tiles.columns,
-        WITH_MEAN=with_mean,
-        INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-    )
-    if splits == 1:
-        return log_sum[0], mean[0] if with_mean else None
-    if not with_mean:
-        return log_sum.logsumexp(dim=0), None
-    whole, whole_mean = torch.empty_like(log_sum[0]), torch.empty_like(mean[0])
-    _join_kernel[(out.num_rows,)](
-        *(log_sum, mean, whole, whole_mean, splits, out.num_rows),
-        WIDTH=out.width,
-        SPLITS=min(16, triton.next_power_of_2(splits)),
-        BLOCK_WIDTH=triton.next_power_of_2(out.width),
-        num_warps=4,
-    )
-    return whole, whole_mean
-
-
-def grad_out(
-    mean: Float[Tensor, "Z H"], grad: Float[Tensor, " Z"], others: Float[Tensor, "Z H"] | None, dtype: torch.dtype
-) -> Float[Tensor, "Z H"]:
-    """grad_z mean_z, and to it the gradient that `others` gave."""
-    num_rows, width = mean.shape
-    result = mean.new_empty(num_rows, width, dtype=dtype)
-    block_rows = 8
-    _grad_out_kernel[(triton.cdiv(num_rows, block_rows),)](
-        *(mean, grad.contiguous(), others, result, num_rows, *_strides(others)),
-        WIDTH=width,
-        BLOCK_ROWS=block_rows,
-        BLOCK_WIDTH=triton.next_power_of_2(width),
-        num_warps=4,
-    )
-    return result
-
-
-def grad_into(
-    out: Packed,
-    into: Packed,
-    log_sum: Float[Tensor, " Z"],
-    grad: Float[Tensor, " Z"],
-    others: Float[Tensor, "Y H"] | None = None,
-    *,
-    precision: Precision,
-    tiles: Tiling,
-    num_splits: int | None = None,
-) -> Float[Tensor, "Y H"]:
-    """sum_z grad_z p(y | z) out_z, and to it the gradient that `others` gave."""
-    num_row_tiles = triton.cdiv(into.num_rows, tiles.rows)
-    num_column_tiles = triton.cdiv(out.num_rows, tiles.columns)
-    # Programs whose rows are all dead have nothing to do: as many more share the work of the others, if half of them are.
-    busy_row_tiles = num_row_tiles if into.num_live is None else triton.cdiv(num_row_tiles, 2)
-    splits = _num_splits(busy_row_tiles, num_column_tiles, into.features.device, num_splits)
-    padded_rows = out.features.shape[0]
-    shift, padded_grad = (log_sum.new_empty(padded_rows) for _ in range(2))
-    _shift_kernel[(triton.cdiv(padded_rows, 256),)](
-        *(log_sum.contiguous(), grad.contiguous(), shift, padded_grad, out.num_rows, padded_rows), BLOCK_ROWS=256
-    )
-    result = into.features.new_empty(splits, into.num_rows, into.width, dtype=torch.float32)
-    main, rest = padded_widths(into.width)
-    # Packed rows that stand elsewhere get it when they are back in their order.
-    added = others if into.place is None else None
-    _grad_into_kernel[(num_row_tiles, splits)](
-        out.features,
-        into.features,
-        into.barrier,
-        into.num_live,
-        shift,
-        padded_grad,
-        added,
-        result,
-        out.num_rows,
-        into.num_rows,
-        *_strides(added),
-        WIDTH=into.width,
-        MAIN=main,
-        REST=rest,
-        BLOCK_ROWS=tiles.rows,
-        BLOCK_COLUMNS=tiles.columns,
-        INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-    )
-    whole = result[0] if splits == 1 else result.sum(dim=0)
-    if into.place is None:
-        return whole
-    in_order = whole.index_select(0, into.place)
-    return in_order if others is None else in_order.add_(others)
-
-
-def _strides(others: Float[Tensor, "N H"] | None) -> tuple[int, ...]:
-    """Those of a gradient that may be a part of a wider one, or one row for all."""
-    return (0, 0) if others is None else others.stride()
-
-
-def _num_splits(
-    num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None, rows_by_columns: float = 1.0
-) -> int:
-    """Into how many parts the streamed operand is cut, so that few row tiles still fill the device."""
-    if wanted is None:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        # Parts of less than 4 tiles would spend their time on filling the pipeline.
-        most = max(1, min(32, num_column_tiles // 4))
-        # The time in units of a row tile's, a part being 1 / parts of it. With as many rows as columns a fiftieth to write and
-        # read every part's own results: of an H200's 4 TB/s and 620 TFLOP/s.
-        moved = 0.02 * rows_by_columns
-        wanted = min(
-            range(1, most + 1), key=lambda parts: triton.cdiv(num_row_tiles * parts, processors) / parts + moved * parts
-        )
-    # None is empty.
-    tiles_per_split = -(-num_column_tiles // wanted)
-    return -(-num_column_tiles // tiles_per_split)
 
 
 @triton.jit
@@ -262,7 +36,7 @@ def tiles_of_split(num_streamed, BLOCK_COLUMNS: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _pack_kernel(
+def pack(
     operand_ptr,
     features_ptr,
     barrier_ptr,
@@ -294,7 +68,7 @@ def _pack_kernel(
 
 @triton.jit
 @no_type_check
-def _forward_kernel(
+def forward(
     out_ptr,
     into_ptr,
     barrier_ptr,
@@ -374,7 +148,7 @@ def _forward_kernel(
 
 @triton.jit
 @no_type_check
-def _join_kernel(
+def join(
     log_sum_ptr,
     mean_ptr,
     whole_ptr,
@@ -404,7 +178,7 @@ def _join_kernel(
         total = total * shrink + tl.sum(weight, axis=0)
         mean = mean * shrink + tl.sum(weight[:, None] * part_mean, axis=0)
         peak = new_peak
-    # As in `_forward_kernel`.
+    # As in `forward`.
     total = tl.where(total == 0.0, 1.0, total)
     tl.store(whole_ptr + row, peak + tl.log2(total) * LN_2)
     tl.store(whole_mean_ptr + row * WIDTH + column, mean / total, mask=column < WIDTH)
@@ -412,7 +186,7 @@ def _join_kernel(
 
 @triton.jit
 @no_type_check
-def _grad_out_kernel(
+def grad_out(
     mean_ptr,
     grad_ptr,
     others_ptr,
@@ -439,8 +213,8 @@ def _grad_out_kernel(
 
 @triton.jit
 @no_type_check
-def _shift_kernel(log_sum_ptr, grad_ptr, shift_ptr, padded_grad_ptr, num_rows, num_padded, BLOCK_ROWS: tl.constexpr):
-    """What `_grad_into_kernel` reads of each row, in units of log 2 and padded.
+def make_shift(log_sum_ptr, grad_ptr, shift_ptr, padded_grad_ptr, num_rows, num_padded, BLOCK_ROWS: tl.constexpr):
+    """What `grad_into` reads of each row, in units of log 2 and padded.
 
     Padding, and rows that reach no live column, have the sum 0: a shift of +inf makes their p(y | z) zero.
     """
@@ -454,7 +228,7 @@ def _shift_kernel(log_sum_ptr, grad_ptr, shift_ptr, padded_grad_ptr, num_rows, n
 
 @triton.jit
 @no_type_check
-def _grad_into_kernel(
+def grad_into(
     out_ptr,
     into_ptr,
     barrier_ptr,

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.ops.sizes import power_of_2
 from vlhmm.ops.table_softmax import kernel
 
 WIDEST = 4096
@@ -56,4 +57,4 @@ def _place_of(chosen: Int[Tensor, " n"], number: int) -> Int[Tensor, " N"]:
 
 
 def _block(width: int) -> int:
-    return min(WIDEST, 1 << (width - 1).bit_length())
+    return min(WIDEST, power_of_2(width))
