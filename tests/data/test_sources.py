@@ -79,7 +79,7 @@ def test_a_line_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pyte
     [
         ("x.txt", b"abc \xff\xfe def", "not UTF-8"),
         ("x.txt", "é".encode()[:1], "not UTF-8"),
-        ("x.txt.gz", gzip.compress(b"abc " * 99)[:-9], "cut short"),
+        ("x.txt.gz", gzip.compress(b"abc " * 99, mtime=0)[:-9], "cut short"),
         ("x.txt.gz", b"no gzip", "damaged"),
         ("x.txt.xz", lzma.compress(b"abc " * 99)[:-9], "cut short"),
         ("x.txt.xz", b"no xz at all", "damaged"),

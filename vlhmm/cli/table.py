@@ -86,7 +86,7 @@ def run(
             "--jobs",
             metavar="N",
             min=1,
-            help="Train N rows at a time on one device; steps are timed alone all the same.",
+            help="Train N rows at a time on one device, the longest first; steps are timed alone all the same.",
         ),
     ] = 1,
     corpus_name: CorpusOption = None,
