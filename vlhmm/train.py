@@ -89,7 +89,7 @@ class Stopped:
 Event = StepEvent | CheckEvent | Stopped
 
 VALID_STREAMS = 32
-"""Checks during training score the validation text in so many warm-started streams."""
+"""Checks during training score the validation text in so many warm-started streams, unless windows are independent."""
 SAVE_SECONDS = 60.0
 """The state is saved at every check, and at least this often between two."""
 LOG_STEPS = 20
@@ -173,10 +173,13 @@ def training(
                     losses.clear()
                 check_due = run.check_due()
                 if check_due:
+                    check_begun = time.monotonic()
                     check = run.check()
+                    now = time.monotonic()
                     yield check
                     if folder is not None:
-                        folder.log({"kind": "check", "seconds": round(time.monotonic() - begun, 3), **asdict(check)})
+                        times = {"seconds": round(now - begun, 3), "check_seconds": round(now - check_begun, 3)}
+                        folder.log({"kind": "check", **times, **asdict(check)})
                 out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
                 stopping = out_of_time or stop_asked.is_set()
                 since_saved = time.monotonic() - saved_at
@@ -318,8 +321,9 @@ class _Run:
         """Scores the validation text, and keeps the weights if they are the best so far."""
         self.require_sound()
         with float32_products("highest", self.stepper.loss.device):
-            scorer = HMMScorer(self.stepper.averaged.tables().detach())
-        perplexity = evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
+            # What is kept is decided here, not reported: the rounding that training has will do.
+            scorer = HMMScorer(self.stepper.averaged.tables(rounded=True).detach())
+        perplexity = self._perplexity(scorer)
         improved = perplexity < self.best_perplexity
         if improved:
             self.best_perplexity = perplexity
@@ -330,6 +334,12 @@ class _Run:
         if self.settings.schedule == "plateau":
             self.plateau = self.plateau.after(math.log(perplexity))
         return CheckEvent(self.step, self.num_steps, self.tokens_seen, perplexity, self.best_perplexity, improved)
+
+    def _perplexity(self, scorer: HMMScorer) -> float:
+        """Of the validation text, read as the training text is."""
+        if self.settings.windows == "independent":
+            return evaluate(scorer, self.corpus.valid, independent=self.settings.window).perplexity
+        return evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
 
     def finish(self) -> None:
         """Leaves the model with its best weights; a run stopped before its first check makes one."""

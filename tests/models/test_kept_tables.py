@@ -60,8 +60,24 @@ def test_the_softmax_over_all_blocks_is_kept_for_float32_and_trained_in_bf16() -
     assert model.tables().precision == "bf16"
     with torch.no_grad():
         assert model.tables().precision == "highest"
+        assert model.tables(rounded=True).precision == "bf16"
         # A softmax within the tile needs no sum from elsewhere.
         assert with_large_logits("block-factored").tables().precision == "bf16"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tables_are_rounded_on_request_as_they_are_where_gradients_are_asked_for(device: str) -> None:
+    model = with_large_logits("softmax", 2.0).to(device)
+    expected = model.tables().detach()
+    with torch.no_grad():
+        found, kept = model.tables(rounded=True), model.tables()
+    assert isinstance(found.transition, SoftmaxTransition)
+    assert isinstance(expected.transition, SoftmaxTransition)
+    assert isinstance(kept.transition, SoftmaxTransition)
+    torch.testing.assert_close(found.transition.log_normalizer, expected.transition.log_normalizer, rtol=0, atol=0)
+    rounded_away = (found.transition.log_normalizer - kept.transition.log_normalizer).abs().max()
+    # A CPU rounds nothing.
+    assert (rounded_away > 1e-3) == (device == "cuda")
 
 
 # Up to 50 the kernels answer; beyond 200 their numbers vanish, which they see, and the plain way does.
