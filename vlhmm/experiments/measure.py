@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from vlhmm.capture import captured
 from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch
-from vlhmm.evaluate import Scorer, evaluate
+from vlhmm.evaluate import HMMScorer, Scorer, evaluate
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Model
@@ -53,16 +53,20 @@ def perplexities(scorer: Scorer[Any], corpus: Corpus, *, test: bool, windows: in
     tokenizer = corpus.tokenizer
     valid = evaluate(scorer, corpus.valid, tokenizer, independent=windows)
     yield Measured("valid", valid.perplexity, valid.protocol)
+    if test:
+        scored = evaluate(scorer, corpus.test, tokenizer, independent=windows)
+        yield Measured("test", scored.perplexity, scored.protocol)
     if windows:
         read = Tokens(corpus.train.ids[:TRAIN_TOKENS], np.array([0, min(len(corpus.train), TRAIN_TOKENS)]))
         train = evaluate(scorer, read, tokenizer, independent=windows)
         yield Measured("train", train.perplexity, f"{train.protocol}; the first {len(read):,} tokens")
     else:
+        how = ""
+        if isinstance(scorer, HMMScorer) and scorer.tables.device.type == "cuda":
+            # Products in float32 use no matrix units: with many states of a word this text would take longer than an epoch of training.
+            scorer, how = replace(scorer, tables=replace(scorer.tables, precision="tf32")), "; products in tf32"
         train = evaluate(scorer, corpus.train, tokenizer, streams=TRAIN_STREAMS)
-        yield Measured("train", train.perplexity, train.protocol)
-    if test:
-        scored = evaluate(scorer, corpus.test, tokenizer, independent=windows)
-        yield Measured("test", scored.perplexity, scored.protocol)
+        yield Measured("train", train.perplexity, train.protocol + how)
 
 
 def times(model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[Measured]:
