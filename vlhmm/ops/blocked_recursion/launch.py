@@ -96,19 +96,15 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
     # Pieces in float32 are 64 KB, of which shared memory has room for two beside the rest.
     forward_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
     backward_cut = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
-    if precision == "bf16" and states >= 64:
+    if precision == "bf16" and 64 <= states <= 512:
         # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory, which holds
-        # as many pieces as there are stages. They are 8 KB of 64 states, 64 KB of 256 or 512, else 32 KB.
-        piece, stages = {64: (64, 5), 256: (128, 3), 512: (64, 3)}.get(states, (rows, 4))
-        step_warps = 4 if states <= 256 else 8
-        forward_cut = {
-            "forward_rows": piece,
-            "forward_warps": step_warps,
-            "forward_stages": stages,
-            "forward_parts": 16,
-        }
-        backward_cut = {"backward_columns": piece, "backward_warps": step_warps}
-        backward_cut |= {"backward_stages": stages, "backward_parts": 16}
+        # as many pieces as there are stages. The fastest of those tried; of 1,024 states pieces are too thin for them.
+        piece, stages, step_warps = {64: (64, 3, 4), 128: (128, 4, 4), 256: (128, 3, 8), 512: (64, 3, 8)}[states]
+        forward_cut = {"forward_rows": piece, "forward_stages": stages, "forward_warps": step_warps}
+        backward_cut = {"backward_columns": piece, "backward_stages": stages, "backward_warps": step_warps}
+        forward_cut["forward_parts"] = backward_cut["backward_parts"] = 16
+        if states == 64:
+            backward_cut |= {"backward_warps": 2, "backward_stages": 5, "backward_parts": 8}
     elif states == 128:
         backward_cut |= {"backward_columns": 64, "backward_warps": 4, "backward_stages": 5}
     elif states <= 64:
