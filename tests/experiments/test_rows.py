@@ -249,7 +249,7 @@ def test_a_row_out_of_time_is_not_trained_to_its_end(corpus: vlhmm.Corpus, tmp_p
     assert not any(isinstance(event, RowDone) for _, event in events)
 
 
-def test_an_error_beside_others_is_raised(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+def test_an_error_beside_others_is_raised_when_they_are_done(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
     table = small_table(tmp_path)
     runs = [row_run(table, row.name, corpus) for row in table.rows]
     text = runs[0].folder
@@ -257,6 +257,7 @@ def test_an_error_beside_others_is_raised(corpus: vlhmm.Corpus, tmp_path: Path) 
     text.write_text("in the way of the run's folder")
     with pytest.raises(OSError, match=text.name):
         list(train_side_by_side([(run, corpus) for run in runs], torch.device("cpu"), 2))
+    assert [run for run in runs if run.scored() is None] == runs[:1]
 
 
 def test_the_running_perplexity_is_of_the_epoch_before_the_best_check() -> None:

@@ -61,7 +61,7 @@ class RowRunner:
         """Trains rows together, one bar for all; those that are left have to be timed, or did not get to their end."""
         from vlhmm.experiments.row_events import Working
         from vlhmm.experiments.rows import RowDone
-        from vlhmm.experiments.side_by_side import train_side_by_side
+        from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
         from vlhmm.train import CheckEvent, StepEvent
 
         progress: dict[Path, tuple[int, int]] = {}
@@ -84,6 +84,8 @@ class RowRunner:
                             self.done.append(event)
                             del left[run.folder]
                         best.pop(run.folder, None)
+                    case TrainingEnded(error=Exception() as error):
+                        message(f"{run.label}: failed ({error}); the others go on")
                 note = ", ".join(f"{name} {value:,.1f}" for name, value in best.values()) or working
                 steps, num_steps = (
                     (sum(of_each) for of_each in zip(*progress.values(), strict=True)) if progress else (0, 0)

@@ -35,7 +35,7 @@ def train_side_by_side(
     runs: Sequence[tuple[RowRun, Corpus]], device: torch.device, jobs: int, max_seconds: float | None = None
 ) -> Iterator[tuple[RowRun, SideEvent]]:
     """Trains and scores rows, each on its corpus, `jobs` at a time, all together for `max_seconds`; `run_row` then adds
-    times, or goes on."""
+    times, or goes on. Where a row fails the others get to their end; then its error is raised."""
     events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
@@ -67,21 +67,18 @@ def train_side_by_side(
     with ThreadPoolExecutor(jobs) as pool:
         for run, corpus in runs:
             pool.submit(train, run, corpus)
+        errors = list[Exception]()
+        num_left = len(runs)
         try:
-            for _ in runs:
-                yield from _until_one_ends(events)
+            while num_left:
+                run, event = events.get()
+                yield run, event
+                if isinstance(event, TrainingEnded):
+                    num_left -= 1
+                    if event.error is not None:
+                        errors.append(event.error)
         finally:
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _until_one_ends(
-    events: SimpleQueue[tuple[RowRun, SideEvent]],
-) -> Iterator[tuple[RowRun, SideEvent]]:
-    while True:
-        run, event = events.get()
-        if isinstance(event, TrainingEnded) and event.error is not None:
-            raise event.error
-        yield run, event
-        if isinstance(event, TrainingEnded):
-            return
+    if errors:
+        raise errors[0]
