@@ -149,6 +149,27 @@ def test_rates_are_tried_before_rows_are_run(run: Run, text: Path) -> None:
     assert done[3]["command"] == "vlhmm table run rates.toml --row HMM --seed 4"
 
 
+def test_named_rows_run_in_their_order_and_of_one_table_alone(run: Run, text: Path) -> None:
+    rows = "".join(
+        f'[[rows]]\nname = "{order}-grams"\nbaseline = "kneser-ney"\nchanges = {{ order = {order}, fallback = true }}\nseconds = {order}\n'
+        for order in (1, 2, 3)
+    )
+    for name in ("one", "other"):
+        # Another part of the text, so that a row of one table is not that of the other.
+        part = 200 if name == "one" else 300
+        Path(f"{name}.toml").write_text(f'title = "T"\ncorpus = "{text}"\ncolumns = ["valid"]\ntokens = {part}\n{rows}')
+    named = ("--row", "3-grams", "--row", "other/1-grams", "--row", "one/2-grams")
+    done = run("table", "run", "one.toml", "other.toml", *named, "--json").json
+    assert [(one["table"], one["row"]) for one in done] == [
+        ("one", "3-grams"),
+        ("other", "3-grams"),
+        ("other", "1-grams"),
+        ("one", "2-grams"),
+    ]
+    left = run("table", "run", "one.toml", "other.toml", "--json").json
+    assert [(one["table"], one["row"]) for one in left] == [("one", "1-grams"), ("other", "2-grams")]
+
+
 def test_show_says_what_was_not_run(run: Run) -> None:
     shown = run("table", "show", EXPERIMENTS / "chiu2020" / "search.toml", "--results", "nowhere")
     assert shown.status == 0

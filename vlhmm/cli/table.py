@@ -66,7 +66,12 @@ def register(app: typer.Typer) -> None:
 def run(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.toml", help="Tables; `vlhmm table list` names them.")],
     rows: Annotated[
-        list[str] | None, typer.Option("--row", metavar="NAME", help="This row alone; repeat it. Default: all.")
+        list[str] | None,
+        typer.Option(
+            "--row",
+            metavar="NAME",
+            help="This row alone, of every FILE that has it or of one (table2/NAME); repeat it: they run in that order. Default: all.",
+        ),
     ] = None,
     seeds: Annotated[
         list[int] | None,
@@ -86,7 +91,7 @@ def run(
             "--jobs",
             metavar="N",
             min=1,
-            help="Train N rows at a time on one device, the longest first; steps are timed alone all the same.",
+            help="Train N rows at a time on one device, the longest first unless named; steps are timed alone all the same.",
         ),
     ] = 1,
     corpus_name: CorpusOption = None,
@@ -113,27 +118,18 @@ def run(
     tables = [_read(file, corpus_name, changes, tokens, results) for file in files]
     texts = {table.corpus: checksums(table.corpus, data_dir) for table in tables}
     folders = {table.path: results_folders(table.path) if results is None else (results,) for table in tables}
-    wanted = _chosen_rows(tables, rows)
+    wanted = _chosen_rows(tables, rows, longest_first=jobs > 1)
 
     def planned(asked: TableFile, row: Row, seed: int) -> RowRun:
         command = _command(asked.path, row.name, seed, corpus_name, changes, tokens)
         return RowRun(asked, row, seed, texts[asked.corpus], folders[asked.path], runs, command)
 
-    status = runner(
-        [planned(asked, trial, trial.seeds[0]) for asked, chosen in wanted for trial in trials(asked, chosen)]
-    )
+    status = runner([planned(asked, trial, trial.seeds[0]) for asked, row in wanted for trial in trials(asked, [row])])
     if status is None:
-        settled = [
-            (with_chosen_rates(asked, texts[asked.corpus], folders[asked.path]), names) for asked, names in wanted
-        ]
+        settled = {asked.path: with_chosen_rates(asked, texts[asked.corpus], folders[asked.path]) for asked in tables}
+        chosen = [(settled[asked.path], settled[asked.path].row(row.name)) for asked, row in wanted]
         status = runner(
-            [
-                planned(asked, row, seed)
-                for asked, chosen in settled
-                for row in (asked.row(one.name) for one in chosen)
-                for seed in seeds or row.seeds
-            ],
-            force=force,
+            [planned(asked, row, seed) for asked, row in chosen for seed in seeds or row.seeds], force=force
         )
     if as_json:
         print_json([asdict(one.result) for one in runner.done])
@@ -145,14 +141,19 @@ def run(
     return status or 0
 
 
-def _chosen_rows(tables: list[TableFile], names: list[str] | None) -> list[tuple[TableFile, list[Row]]]:
-    """The rows of these names in each table; every name must be in one of them."""
+def _chosen_rows(tables: list[TableFile], names: list[str] | None, longest_first: bool) -> list[tuple[TableFile, Row]]:
+    """The rows to run, in order: those named, by a name that must be in one of the tables, or all, cheapest or longest first."""
+    every = [(table, row) for table in tables for row in table.rows]
     if not names:
-        return [(table, list(table.rows)) for table in tables]
+        # Side by side none is then left alone at the end.
+        return sorted(every, key=lambda one: one[1].seconds, reverse=longest_first)
+    chosen: list[tuple[TableFile, Row]] = []
     for name in names:
-        if not any(row.name == name for table in tables for row in table.rows):
+        named = [(table, row) for table, row in every if name in (row.name, f"{table.name}/{row.name}")]
+        if not named:
             tables[-1].row(name)
-    return [(table, [row for row in table.rows if row.name in names]) for table in tables]
+        chosen += [one for one in named if one not in chosen]
+    return chosen
 
 
 def show(

@@ -29,11 +29,11 @@ class RowRunner:
         self._corpora: dict[str, Corpus] = {}
 
     def __call__(self, wanted: list[RowRun], *, force: bool = False) -> int | None:
-        """Runs those that have no result, cheapest first; the exit status if they did not all get to the end."""
+        """Runs those that have no result, in their order; the exit status if they did not all get to the end."""
         from vlhmm.experiments.rows import RowDone, run_row
 
         # A row that several tables have is run once.
-        waiting = list({one.folder: one for one in sorted(wanted, key=lambda one: one.row.seconds)}.values())
+        waiting = list({one.folder: one for one in reversed(wanted)}.values())[::-1]
         if not force:
             there = [one for one in waiting if one.found()]
             waiting = [one for one in waiting if one not in there]
@@ -67,8 +67,7 @@ class RowRunner:
         progress: dict[Path, tuple[int, int]] = {}
         best: dict[Path, tuple[str, float]] = {}
         left, working = {one.folder: one for one in waiting}, ""
-        # The longest first, so that none is left alone at the end.
-        runs = [(one, self._read(one.table.corpus)) for one in reversed(waiting)]
+        runs = [(one, self._read(one.table.corpus)) for one in waiting]
         with progress_bar(f"{len(waiting)} rows, {self.jobs} at a time", None) as shown:
             for run, event in train_side_by_side(runs, self.device, self.jobs, self._seconds_left()):
                 match event:
