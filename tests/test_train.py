@@ -68,8 +68,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
 ) -> None:
     settings = replace(QUICK, state_dropout=state_dropout, schedule=schedule)  # type: ignore[arg-type]
     whole, parts = tiny_model(corpus), tiny_model(corpus)
-    train(whole, corpus, settings, out=tmp_path / "whole")
-    num_steps = train(tiny_model(corpus), corpus, settings).num_steps
+    num_steps = train(whole, corpus, settings, out=tmp_path / "whole").num_steps
     # Killed in the first epoch between two checks, and resumed from the last checkpoint before it.
     events_until(round(0.4 * num_steps) + 1, parts, corpus, settings, tmp_path / "parts")
     resumed = tiny_model(corpus)

@@ -1,4 +1,4 @@
-"""Times are not what these tests are about: a batch is timed twice."""
+"""Times are not what these tests are about: a batch and a step are timed twice."""
 
 import pytest
 
@@ -6,3 +6,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def few_timings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlhmm.experiments.measure.TIMED_BATCHES", 2)
+    monkeypatch.setattr("vlhmm.experiments.measure.TIMED_STEPS", 2)
