@@ -1,163 +1,35 @@
 """The blocked recursion against its specification: the CPU path, and the kernels, interpreted here or on a GPU."""
 
-import os
-from collections.abc import Iterator
-from dataclasses import fields, replace
-from functools import partial
-from typing import Any, no_type_check
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from blocked_factors import (
+    DEVICE,
+    KINDS,
+    assert_close,
+    check_kernels,
+    cotangents_for,
+    leaves_of,
+    moved_to,
+    random_factors,
+    results,
+    with_leaves,
+)
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    # Must be known before triton is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-import triton
-import triton.language as tl
 
 from vlhmm.ops.blocked_recursion import (
     BlockedFactors,
     Precision,
     blocked_recursion,
     blocked_recursion_by_kernels,
-    kernel,
     launch,
     reference,
 )
 from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
-FACTORS = ("log_previous", "log_inits", "log_emission")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KINDS = (BlockFactoredTransition, SoftmaxTransition, TableTransition)
-
-# Relative errors by norm, for the value (log p(x) of a sequence) and for gradients: bf16 keeps 8 bits, tf32 11.
-TOLERANCE: dict[Precision, tuple[float, float]] = {"bf16": (3e-4, 2e-2), "tf32": (3e-5, 3e-3), "highest": (1e-6, 2e-5)}
-
-
-def random_factors(
-    kind: type,
-    seed: int = 0,
-    batch: int = 3,
-    positions: int = 5,
-    states: int = 5,
-    groups: int = 4,
-    width: int = 7,
-    entering: int = 1,
-    dtype: torch.dtype = torch.float32,
-) -> BlockedFactors:
-    """A third of the positions begin anew, lengths are ragged, and more groups are left than entered."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    def integers(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    sources = groups + entering
-    out, into = normal(sources * states, width) * (2.0 / width**0.5), normal(groups * states, width)
-    if kind is TableTransition:
-        transition = kind((out @ into.T).log_softmax(1))
-    elif kind is BlockFactoredTransition:
-        transition = kind(normal(sources * states, groups).log_softmax(1), out, into)
-    else:
-        transition = kind(out, into, (out @ into.T).logsumexp(1))
-    source_group = integers(0, groups, batch, positions)
-    source_group[:, 0] = integers(groups, sources, batch) if entering else source_group[:, 0]
-    lengths = integers(1, positions + 1, batch)
-    lengths[0] = positions
-    return BlockedFactors(
-        log_previous=normal(batch, states).log_softmax(1),
-        log_inits=normal(2, states).log_softmax(1),
-        init_of=integers(-4, 2, batch, positions).clamp(min=-1),
-        transition=transition,
-        source_group=source_group,
-        target_group=integers(0, groups, batch, positions),
-        log_emission=normal(batch, positions, states) - 3,
-        lengths=lengths,
-    )
-
-
-def leaves_of(factors: BlockedFactors) -> dict[str, Tensor]:
-    transition = {field.name: getattr(factors.transition, field.name) for field in fields(factors.transition)}
-    return {name: getattr(factors, name) for name in FACTORS} | transition
-
-
-def with_leaves(factors: BlockedFactors, leaves: dict[str, Tensor]) -> BlockedFactors:
-    transition = {name: leaf for name, leaf in leaves.items() if name not in FACTORS}
-    own = {name: leaves[name] for name in FACTORS}
-    return replace(factors, **own, transition=replace(factors.transition, **transition))
-
-
-def moved_to(factors: BlockedFactors, device: str, dtype: torch.dtype | None = None) -> BlockedFactors:
-    moved = with_leaves(factors, {name: leaf.to(device, dtype) for name, leaf in leaves_of(factors).items()})
-    integers = ("init_of", "source_group", "target_group", "lengths")
-    return replace(moved, **{name: getattr(moved, name).to(device) for name in integers})
-
-
-def results(run: object, factors: BlockedFactors, cotangents: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """Values and every gradient, by name."""
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves_of(factors).items()}
-    found = run(with_leaves(factors, leaves))  # type: ignore[operator]
-    token_log_probs, log_last = found if isinstance(found, tuple) else (found.token_log_probs, found.log_last)
-    wanted = [token_log_probs, log_last], [cotangent.to(log_last) for cotangent in cotangents]
-    # An impossible token's cotangent meets -inf only in the reference's constants.
-    gradients = torch.autograd.grad(wanted[0], tuple(leaves.values()), wanted[1], allow_unused=True)
-    named = {
-        name: torch.zeros_like(leaf) if one is None else one
-        for (name, leaf), one in zip(leaves.items(), gradients, strict=True)
-    }
-    return {"token_log_probs": token_log_probs.detach(), "last": log_last.detach().exp()} | named
-
-
-def cotangents_for(factors: BlockedFactors, seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    batch, positions, states = factors.log_emission.shape
-    token = torch.rand(batch, positions, generator=generator, dtype=torch.float64) + 0.5
-    return token, torch.randn(batch, states, generator=generator, dtype=torch.float64) / states
-
-
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], precision: Precision) -> None:
-    value_tolerance, gradient_tolerance = TOLERANCE[precision]
-    for name, theirs in expected.items():
-        ours = found[name].double().cpu()
-        theirs = theirs.cpu()
-        assert ours.isfinite().all(), f"{name} is not finite"
-        if name == "token_log_probs":
-            assert (ours.sum(1) - theirs.sum(1)).abs().le(value_tolerance * theirs.sum(1).abs()).all(), name
-            # Past the length it is 0 exactly.
-            assert torch.equal(ours == 0, theirs == 0)
-        error = (ours - theirs).norm() / theirs.norm().clamp(min=1e-6)
-        assert error <= gradient_tolerance, f"{name}: relative error {error:.2e}"
-        # By element, so that a wrong entry cannot hide in the norm of the others.
-        assert (ours - theirs).abs().max() <= 2 * gradient_tolerance * theirs.abs().max().clamp(min=1e-6), name
-
-
-def check_kernels(
-    factors: BlockedFactors, precision: Precision, device: str = DEVICE, cut: launch.Cut | None = None
-) -> None:
-    cotangents = cotangents_for(factors)
-    expected = results(reference.blocked_recursion, moved_to(factors, device, torch.float64), cotangents)
-    found = results(
-        lambda given: blocked_recursion_by_kernels(given, precision, cut), moved_to(factors, device), cotangents
-    )
-    assert_close(found, expected, precision)
-
-
-@pytest.fixture(autouse=True)
-def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Memory that a kernel ought to write, and does not, is NaN."""
-    empty_like, new_empty = torch.empty_like, Tensor.new_empty
-
-    def poisoned(tensor: Tensor) -> Tensor:
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor.fill_(127)
-
-    monkeypatch.setattr(torch, "empty_like", lambda *given, **named: poisoned(empty_like(*given, **named)))
-    monkeypatch.setattr(Tensor, "new_empty", lambda *given, **named: poisoned(new_empty(*given, **named)))
-    return
+pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -368,97 +240,6 @@ def test_what_nothing_is_asked_of_is_as_if_asked_with_zeros(kind: type, asked: s
 def test_too_many_states_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1025 states.*at most 1024"):
         launch.cut_for(1025, "bf16")
-
-
-@pytest.fixture
-def true_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter cuts numbers off to bf16 and multiplies their bits: here it rounds, and multiplies numbers."""
-    if torch.cuda.is_available():
-        return
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    cast, create_dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
-
-    def rounding_cast(self: Any, value: Any, dtype: Any) -> Any:
-        if value.dtype.scalar == tl.float32 and dtype.scalar == tl.bfloat16:
-            rounded = torch.tensor(value.data).bfloat16().view(torch.int16).numpy().view(np.uint16)
-            return TensorHandle(rounded, tl.bfloat16)
-        return cast(self, value, dtype)
-
-    def dot(self: Any, left: Any, right: Any, *rest: Any) -> Any:
-        widened = (cast(self, one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one for one in (left, right))
-        return create_dot(self, *widened, *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
-    for name in ("cast_impl", "create_fp_trunc"):
-        monkeypatch.setattr(InterpreterBuilder, name, rounding_cast)
-
-
-@pytest.mark.usefixtures("true_bf16")
-@pytest.mark.parametrize("kind", KINDS)
-def test_bf16_operands_are_within_their_error(kind: type) -> None:
-    # The bound is one for a sequence of 64 tokens.
-    check_kernels(random_factors(kind, 3, batch=1, positions=64, states=9, width=12), "bf16")
-
-
-@triton.jit
-@no_type_check
-def store_parts(vector, parts, SIZE: tl.constexpr):
-    row, column = tl.arange(0, SIZE), tl.arange(0, 16)
-    value = kernel.in_parts(tl.load(vector + row), 16)
-    tl.store(parts + row[:, None] * 16 + column[None, :], value.to(tl.float32))
-
-
-@pytest.mark.usefixtures("true_bf16")
-def test_three_parts_of_bf16_sum_to_the_vector_exactly() -> None:
-    # From 1 down to where a message counts as faded.
-    vector = torch.rand(128, generator=torch.Generator().manual_seed(0)) * 10 ** -torch.linspace(0, 28, 128)
-    vector = torch.cat([vector, -1e9 * vector]).to(DEVICE)
-    parts = vector.new_empty(256, 16)
-    store_parts[(1,)](vector, parts, 256)
-    assert torch.equal(parts.bfloat16().float(), parts)
-    assert torch.equal(parts.double().sum(1), vector.double())
-
-
-@pytest.mark.usefixtures("true_bf16")
-@pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("kind", [BlockFactoredTransition, SoftmaxTransition])
-def test_steps_by_matrix_units_equal_those_without(kind: type, pieces: int) -> None:
-    """Vectors in three parts of bf16 lose nothing: tiles alone are rounded."""
-    factors = moved_to(random_factors(kind, 18, batch=2, positions=6, states=19, width=12), DEVICE)
-    size = 32 // pieces
-    without = replace(launch.cut_for(19, "bf16"), forward_rows=size, backward_columns=size)
-    found, expected = (
-        results(partial(blocked_recursion_by_kernels, precision="bf16", cut=cut), factors, cotangents_for(factors))
-        for cut in (replace(without, forward_parts=16, backward_parts=16), without)
-    )
-    assert_close(found, {name: value.double() for name, value in expected.items()}, "highest")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tf32_operands_are_within_their_error(kind: type) -> None:
-    check_kernels(random_factors(kind, 3, batch=1, positions=64 if DEVICE == "cuda" else 4), "tf32")
-
-
-@pytest.mark.parametrize(
-    "shape", [(2, 16, 5, 4, 32), pytest.param((5, 64, 128, 16, 256), marks=pytest.mark.gpu)], ids=str
-)
-@pytest.mark.parametrize("kind", [BlockFactoredTransition, SoftmaxTransition])
-def test_tf32_logits_are_as_good_as_float32(kind: type, shape: tuple[int, int, int, int, int]) -> None:
-    """Features N(0, 1): the logits are in the tens, and operands of tf32 alone would put log p off by more than 3e-5."""
-    factors = random_factors(kind, 3, *shape, dtype=torch.float64)
-    out = (factors.transition.out * (shape[-1] ** 0.5 / 2)).float().double()
-    into = factors.transition.into.float().double()
-    transition = replace(factors.transition, out=out, into=into)
-    if isinstance(transition, SoftmaxTransition):
-        transition = replace(transition, log_normalizer=(out @ into.T).logsumexp(1))
-    factors = replace(factors, transition=transition, init_of=torch.full_like(factors.init_of, -1))
-    expected = reference.blocked_recursion(factors)[0].sum(1)
-    run = blocked_recursion_by_kernels(moved_to(factors, DEVICE, torch.float32), "tf32")
-    found = run.token_log_probs.double().sum(1).cpu()
-    # The matrix units cut sums off at 24 bits, always towards zero.
-    assert ((found - expected).abs() <= (1e-5 if DEVICE == "cuda" else 1e-6) * expected.abs()).all()
 
 
 @pytest.mark.gpu

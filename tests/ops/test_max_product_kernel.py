@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -22,16 +21,7 @@ SMALL = dense.Tiling(4, 4, 8, 2, 4)
 TALL = dense.Tiling(8, 4, 8, 2, 4)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_written_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel leaves unwritten shows as NaN."""
-    plain = torch.empty
-
-    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
-        result = plain(*args, **kwargs)
-        return result.fill_(torch.nan) if result.is_floating_point() else result.fill_(77)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
 
 
 def random_factors(seed: int, batch: int, positions: int, states: int, device: str = "cpu") -> Factors:

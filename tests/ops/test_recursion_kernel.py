@@ -28,16 +28,7 @@ VALUE_TOLERANCE: dict[Precision, float] = {"bf16": 3e-4, "tf32": 3e-5, "highest"
 GRADIENT_TOLERANCE: dict[Precision, float] = {"bf16": 2e-2, "tf32": 3e-3, "highest": 2e-5}
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_written_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel leaves unwritten shows as NaN."""
-    plain = torch.empty
-
-    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
-        result = plain(*args, **kwargs)
-        return result.fill_(torch.nan) if result.is_floating_point() else result.fill_(77)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
 
 
 def random_factors(

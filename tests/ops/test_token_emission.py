@@ -40,16 +40,7 @@ SHAPES = [(37, 5, 3, 2, 7), (1, 1, 1, 1, 1), (150, 131, 67, 3, 50), (300, 19, 20
 LARGE = [(9001, 301, 96, 20, 30), (1000, 1037, 300, 3, 70), (33000, 64, 128, 7, 50)]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_written_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel leaves unwritten shows as NaN."""
-    plain = torch.empty
-
-    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
-        made = plain(*args, **kwargs)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
 
 
 def on(device: str, support: Support) -> Support:

@@ -208,9 +208,9 @@ class Model(nn.Module):
     ) -> Transition:
         """By the head; the others have no normaliser that could be rounded."""
         head = self.transition
-        if isinstance(head, SoftmaxHead):
-            return head.forward(source, out, target, into, live, rounded=rounded)
-        return head.forward(source, out, target, into, live)
+        options = {"rounded": rounded} if isinstance(head, SoftmaxHead) else {}
+        moves: Transition = head(source, out, target, into, live, **options)
+        return moves
 
     def _precision(self, rounded: bool) -> Precision:
         """That of the tiles: a normaliser in float32 is for tiles in float32, else rows do not sum to one."""

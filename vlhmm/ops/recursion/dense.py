@@ -22,6 +22,7 @@ from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.product import product
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.ops.recursion_ends import kernel as ends
+from vlhmm.ops.recursion_factors import kernel as factors_kernel
 from vlhmm.ops.resident_recursion import kernel as resident
 from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.precision import Precision
@@ -96,8 +97,8 @@ def prepare(log_tile: Float[Tensor, "K K"], log_inits: Float[Tensor, "I K"], pre
     count, extent = tile.numel(), torch.empty(2, device=log_tile.device)
     num_parts = min(1024, pieces(count, 4096))
     parts = torch.empty(2, num_parts, device=log_tile.device)
-    kernel.extremes[(num_parts,)](log_tile, parts, count, BLOCK=4096)
-    kernel.exp_tile[(pieces(count, 4096),)](
+    factors_kernel.extremes[(num_parts,)](log_tile, parts, count, BLOCK=4096)
+    factors_kernel.exp_tile[(pieces(count, 4096),)](
         log_tile, parts, num_parts, extent, tile, tile, count, TIMES=False, BLOCK=4096
     )
     return Prepared(log_tile, tile, extent, log_inits.contiguous())
@@ -106,7 +107,9 @@ def prepare(log_tile: Float[Tensor, "K K"], log_inits: Float[Tensor, "I K"], pre
 def row_peaks(log_rows: Float[Tensor, "N K"]) -> Float[Tensor, " N"]:
     peaks = torch.empty(log_rows.shape[0], device=log_rows.device)
     block = min(4096, power_of_2(log_rows.shape[1]))
-    kernel.row_peaks[(log_rows.shape[0],)](log_rows, peaks, log_rows.shape[1], BLOCK=block, num_warps=_warps(block))
+    factors_kernel.row_peaks[(log_rows.shape[0],)](
+        log_rows, peaks, log_rows.shape[1], BLOCK=block, num_warps=_warps(block)
+    )
     return peaks
 
 
@@ -392,7 +395,7 @@ def _begin(prepared: Prepared, text: Text, message: Tensor, operand: Tensor, sum
         torch.empty(size, dtype=torch.int8, device=device),
     )
     block = min(4096, power_of_2(states))
-    kernel.scale_rows[(num_inits + size,)](
+    factors_kernel.scale_rows[(num_inits + size,)](
         *(prepared.log_inits, begun.inits, begun.init_peak, text.log_previous, message, operand, sums, begun.vanished),
         *(num_inits, states, sums.shape[1]),
         SMALLEST_MESSAGE=SMALLEST_MESSAGE,
@@ -410,6 +413,6 @@ def _warps(block: int) -> int:
 def _times_tile(gradient: Float[Tensor, "1 K K"], prepared: Prepared) -> None:
     """gradient times 2^32 exp(log A - peak), in place."""
     count = gradient.numel()
-    kernel.exp_tile[(pieces(count, 4096),)](
+    factors_kernel.exp_tile[(pieces(count, 4096),)](
         prepared.log_tile, None, 0, prepared.extent, gradient, gradient, count, TIMES=True, BLOCK=4096
     )

@@ -15,7 +15,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.recursion.kernel import SMALLEST_NORMAL, bounded, carried_back, emission_weight, inverse_of, reached_by
+from vlhmm.ops.recursion.kernel import SMALLEST_NORMAL, carried_back, inverse_of, reached_by
+from vlhmm.ops.recursion_factors.kernel import bounded, emission_weight
 
 
 @triton.jit
