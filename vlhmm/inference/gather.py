@@ -163,7 +163,7 @@ def _distinct_tiles(
 
 
 def default_window(tables: Tables, size: int) -> int:
-    """The number of positions whose factors fit into WINDOW_BYTES."""
+    """The number of positions whose factors fit into what a window may take."""
     return window_for(tables.support, tables.dtype, size)
 
 
