@@ -1,6 +1,7 @@
 """Tables made to be kept: their rows sum to one in the precision in which they are used, however large the logits."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from vlhmm.hmm import HMM
-from vlhmm.inference.blocked import blocked_factors
-from vlhmm.inference.gather import Batch
+from vlhmm.inference.blocked import blocked_factors, plain_window
+from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.models import Model, neural_hmm
 from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels
-from vlhmm.tables import SoftmaxTransition, Tables
+from vlhmm.tables import Belief, SoftmaxTransition, Tables
 
 WORDS, NUM_BLOCKS, PER_BLOCK, DIM = 60, 4, 24, 32
 
@@ -65,19 +66,53 @@ def test_the_softmax_over_all_blocks_is_kept_for_float32_and_trained_in_bf16() -
         assert with_large_logits("block-factored").tables().precision == "bf16"
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_tables_are_rounded_on_request_as_they_are_where_gradients_are_asked_for(device: str) -> None:
-    model = with_large_logits("softmax", 2.0).to(device)
-    expected = model.tables().detach()
+def in_bf16(transition: SoftmaxTransition) -> SoftmaxTransition:
+    """In float64, what kernels read of the features, with its own normaliser."""
+    out, into = (part.bfloat16().cpu().double() for part in (transition.out, transition.into))
+    return SoftmaxTransition(out, into, (out @ into.T).logsumexp(dim=1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out_scale", [2.0, 8.0])
+def test_tables_are_rounded_on_request(out_scale: float) -> None:
     with torch.no_grad():
-        found, kept = model.tables(rounded=True), model.tables()
-    assert isinstance(found.transition, SoftmaxTransition)
-    assert isinstance(expected.transition, SoftmaxTransition)
-    assert isinstance(kept.transition, SoftmaxTransition)
-    torch.testing.assert_close(found.transition.log_normalizer, expected.transition.log_normalizer, rtol=0, atol=0)
-    rounded_away = (found.transition.log_normalizer - kept.transition.log_normalizer).abs().max()
-    # A CPU rounds nothing.
-    assert (rounded_away > 1e-3) == (device == "cuda")
+        tables = with_large_logits("softmax", out_scale).to("cuda").tables(rounded=True)
+    assert isinstance(tables.transition, SoftmaxTransition)
+    expected = in_bf16(tables.transition)
+    torch.testing.assert_close(tables.transition.log_normalizer.cpu().double(), expected.log_normalizer, rtol=1e-5, atol=0)
+    tokens = text(8, 64)
+    exact = HMM(replace(tables.to("cpu", torch.float64), transition=expected)).log_prob(tokens)
+    # Probabilities of 8 bits: a token's sum over states is within 2^-8 of its own.
+    torch.testing.assert_close(HMM(tables).log_prob(tokens).double().cpu(), exact, rtol=0, atol=64 * 2.0**-8)
+
+
+@pytest.mark.parametrize("boundary", [False, True])
+def test_rounded_tables_are_normalised_where_no_kernel_reads_them(boundary: bool) -> None:
+    """Over all texts of two words, after a given one, probabilities sum to one."""
+    exact = kept_tables(8.0, 200.0)
+    assert isinstance(exact.transition, SoftmaxTransition)
+    normalizer = in_bf16(exact.transition).log_normalizer.float()
+    assert (normalizer - exact.transition.log_normalizer).abs().max() > 0.1
+    tables = replace(exact, precision="bf16", transition=replace(exact.transition, log_normalizer=normalizer))
+    tokens = torch.cartesian_prod(torch.arange(WORDS), torch.arange(WORDS))
+    count = len(tokens)
+    belief = Belief(torch.zeros(count, dtype=torch.int64), torch.full((count, PER_BLOCK), -np.log(PER_BLOCK)))
+    entering = None
+    if boundary:
+        states = torch.arange(PER_BLOCK).repeat(count)
+        rows = (tables.transition.out[states], tables.transition.into, normalizer[states])
+        entering = Boundary(SoftmaxTransition(*rows))
+    log_probs, _ = plain_window(tables, Batch(tokens, torch.full((count,), 2)), belief, entering)
+    assert abs(float(log_probs.double().sum(1).exp().sum()) - 1) < 1e-4
+
+
+def test_what_fades_matters_only_where_nothing_is_rounded() -> None:
+    tables, tokens = kept_tables(8.0, 200.0), text(2, 16)
+    factors = blocked_factors(tables, Batch(tokens, torch.full((2,), 16)), None, None)
+    strict, rounded = (blocked_recursion_by_kernels(factors, precision) for precision in ("highest", "tf32"))
+    assert strict.suspect.any()
+    assert not rounded.suspect.any()
+    torch.testing.assert_close(rounded.token_log_probs, strict.token_log_probs, rtol=1e-3, atol=1e-3)
 
 
 # Up to 50 the kernels answer; beyond 200 their numbers vanish, which they see, and the plain way does.

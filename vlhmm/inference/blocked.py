@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vlhmm.inference.gather import Batch, Boundary, log_inits, log_previous
+from vlhmm.inference.gather import Batch, Boundary, log_inits, log_previous, window_factors
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
+from vlhmm.ops.recursion import recursion
 from vlhmm.ops.window_groups import window_groups
 from vlhmm.tables import Belief, BlockFactoredTransition, SoftmaxTransition, Tables, TableTransition, Transition
 
@@ -33,15 +35,47 @@ def kernels_take(tables: Tables) -> bool:
 
 def blocked_window(
     tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]] | None:
-    """log p(x_t | x_<t) and the last log message; None if a number came near the smallest of its type.
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
+    """log p(x_t | x_<t) and the last log message; sequences with a number near the smallest of its type are done again plainly.
 
-    Nothing here waits for the GPU while a graph is captured, so there the second case goes unnoticed.
+    Nothing here waits for the GPU while a graph is captured, so there such a number goes unnoticed.
     """
     run = blocked_recursion(blocked_factors(tables, batch, belief, boundary), tables.precision)
-    if not torch.cuda.is_current_stream_capturing() and bool(run.suspect.any()):
-        return None
-    return run.token_log_probs, run.log_last
+    if torch.cuda.is_current_stream_capturing():
+        return run.token_log_probs, run.log_last
+    rows = run.suspect.nonzero()[:, 0]
+    if not len(rows):
+        return run.token_log_probs, run.log_last
+    if boundary is not None or run.token_log_probs.requires_grad:
+        # A boundary has rows for every sequence, and nothing shall flow back through numbers that vanished.
+        return plain_window(tables, batch, belief, boundary)
+    part = Batch(batch.tokens[rows], batch.lengths[rows])
+    carried = None if belief is None else Belief(belief.token[rows], belief.log_probs[rows])
+    log_probs, log_last = plain_window(tables, part, carried, None)
+    return run.token_log_probs.index_copy(0, rows, log_probs), run.log_last.index_copy(0, rows, log_last)
+
+
+def plain_window(
+    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
+    """The same without the kernels, of the features that they would have read."""
+    if tables.precision == "bf16":
+        # Their normaliser is that of rounded features: beside others, rows would not sum to one.
+        tables = replace(tables, transition=_rounded(tables.transition))
+        boundary = None if boundary is None else Boundary(_rounded(boundary.transition))
+    return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
+
+
+def _rounded(transition: Transition) -> Transition:
+    if not isinstance(transition, SoftmaxTransition):
+        return transition
+    return replace(transition, out=_to_bf16(transition.out), into=_to_bf16(transition.into))
+
+
+def _to_bf16(features: Float[Tensor, "Z H"]) -> Float[Tensor, "Z H"]:
+    """Gradients pass as they are; so does -inf, which says that a state is never entered."""
+    change = (features.bfloat16().to(features.dtype) - features).detach()
+    return torch.where(features.isinf(), features, features + change)
 
 
 def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> BlockedFactors:

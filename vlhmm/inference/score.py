@@ -75,9 +75,7 @@ def _window(
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
     """log p(x_t | x_<t) and the last log message of one window, by the kernels where they apply."""
     if kernels_take(tables):
-        done = blocked_window(tables, batch, belief, boundary)
-        if done is not None:
-            return done
+        return blocked_window(tables, batch, belief, boundary)
     return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
 
 

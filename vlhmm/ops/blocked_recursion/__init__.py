@@ -33,7 +33,10 @@ class BlockedRun:
     log_last: Float[Tensor, "B K"]
     """log p(z | x) of the last state."""
     suspect: Bool[Tensor, " B"]
-    """A number of that sequence came near the smallest of float32. It stays on the device: look now and then."""
+    """A number of that sequence came near the smallest of float32. It stays on the device: look now and then.
+
+    Where operands are rounded only sums over states are looked at: a single state that has faded to 1e-29 is far below their error.
+    """
 
 
 def blocked_recursion(factors: BlockedFactors, precision: Precision = "bf16") -> BlockedRun:

@@ -104,11 +104,12 @@ def forward(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
+    FADING_MATTERS: tl.constexpr,
 ):
     """One sequence. Each step waits for the one before; what does not is on its way to shared memory some pieces ahead.
 
-    It is suspect where a total was next to nothing. A single faded message matters only if a tile has zeros: else every
-    state reaches every state.
+    It is suspect where a total was next to nothing, or a message if FADING_MATTERS. A single faded message matters only if a tile
+    has zeros: else every state reaches every state.
     """
     CHUNKS: tl.constexpr = K_PAD // ROWS
     b = tl.program_id(0).to(tl.int64)
@@ -173,7 +174,9 @@ def forward(
     reached = message > 0.0
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
-    tl.store(suspect + b, tl.maximum(low, tl.max(fading, axis=0) * tl.load(found_zero)) > 0)
+    if FADING_MATTERS:
+        low = tl.maximum(low, tl.max(fading, axis=0) * tl.load(found_zero))
+    tl.store(suspect + b, low > 0)
 
 
 @triton.jit

@@ -236,6 +236,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         ROWS=cut.forward_rows,
         STAGES=cut.forward_stages,
         PARTS=cut.forward_parts,
+        FADING_MATTERS=precision == "highest" or isinstance(factors.transition, TableTransition),
         num_warps=cut.forward_warps,
         num_stages=1,
     )
