@@ -87,11 +87,11 @@ def _blocked(
         )
 
 
-@torch.no_grad()
 def _log_probs(model: Model, tokens: Int[Tensor, "B T"], precision: Precision) -> Float[Tensor, " B"]:
+    """As in training: tables made without gradients are kept for float32."""
     with network_products(precision, tokens.device):
         batch = Batch(tokens, torch.full_like(tokens[:, 0], tokens.shape[1]))
-        return score(model.tables(), batch).token_log_probs.double().sum(1)
+        return score(model.tables().detach(), batch).token_log_probs.double().sum(1)
 
 
 def _worst(found: Tensor, expected: Tensor) -> float:

@@ -321,8 +321,7 @@ class _Run:
         """Scores the validation text, and keeps the weights if they are the best so far."""
         self.require_sound()
         with float32_products("highest", self.stepper.loss.device):
-            # What is kept is decided here, not reported: the rounding that training has will do.
-            scorer = HMMScorer(self.stepper.averaged.tables(rounded=True).detach())
+            scorer = HMMScorer(self.stepper.averaged.tables().detach()).quick()
         perplexity = self._perplexity(scorer)
         improved = perplexity < self.best_perplexity
         if improved:

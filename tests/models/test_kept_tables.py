@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     # Must be known before triton is first imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from vlhmm.evaluate import HMMScorer
 from vlhmm.hmm import HMM
 from vlhmm.inference.blocked import blocked_factors, plain_window
 from vlhmm.inference.gather import Batch, Boundary
@@ -56,34 +57,40 @@ def assert_as_in_float64(found: Tensor, tables: Tables, tokens: Tensor) -> None:
     torch.testing.assert_close(found.double().cpu(), expected, rtol=PROMISED, atol=0)
 
 
-def test_the_softmax_over_all_blocks_is_kept_for_float32_and_trained_in_bf16() -> None:
-    model = with_large_logits("softmax")
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+def test_tables_are_trained_in_bf16_and_kept_for_float32(transition: str) -> None:
+    model = with_large_logits(transition)
     assert model.tables().precision == "bf16"
     with torch.no_grad():
         assert model.tables().precision == "highest"
-        assert model.tables(rounded=True).precision == "bf16"
-        # A softmax within the tile needs no sum from elsewhere.
-        assert with_large_logits("block-factored").tables().precision == "bf16"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+@pytest.mark.parametrize("out_scale", [2.0, 8.0])
+def test_a_quick_scorer_is_within_its_error(out_scale: float, transition: str) -> None:
+    with torch.no_grad():
+        tables = with_large_logits(transition, out_scale).to("cuda").tables().detach()
+    quick, tokens = HMMScorer(tables).quick(), text(8, 64)
+    assert quick.tables.precision == "tf32"
+    found = quick.score_window(tokens, torch.full((8,), 64), None)[0].double().sum(1).cpu()
+    expected = HMM(tables.to("cpu", torch.float64)).log_prob(tokens)
+    torch.testing.assert_close(found, expected, rtol=3e-5, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+def test_kept_tables_are_the_same_on_either_device(transition: str) -> None:
+    model = with_large_logits(transition)
+    with torch.no_grad():
+        expected, found = model.tables(), model.to("cuda").tables()
+    torch.testing.assert_close(found.log_emission.cpu(), expected.log_emission, rtol=1e-5, atol=1e-5)
 
 
 def in_bf16(transition: SoftmaxTransition) -> SoftmaxTransition:
     """In float64, what kernels read of the features, with its own normaliser."""
     out, into = (part.bfloat16().cpu().double() for part in (transition.out, transition.into))
     return SoftmaxTransition(out, into, (out @ into.T).logsumexp(dim=1))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("out_scale", [2.0, 8.0])
-def test_tables_are_rounded_on_request(out_scale: float) -> None:
-    with torch.no_grad():
-        tables = with_large_logits("softmax", out_scale).to("cuda").tables(rounded=True)
-    assert isinstance(tables.transition, SoftmaxTransition)
-    expected = in_bf16(tables.transition)
-    torch.testing.assert_close(tables.transition.log_normalizer.cpu().double(), expected.log_normalizer, rtol=1e-5, atol=0)
-    tokens = text(8, 64)
-    exact = HMM(replace(tables.to("cpu", torch.float64), transition=expected)).log_prob(tokens)
-    # Probabilities of 8 bits: a token's sum over states is within 2^-8 of its own.
-    torch.testing.assert_close(HMM(tables).log_prob(tokens).double().cpu(), exact, rtol=0, atol=64 * 2.0**-8)
 
 
 @pytest.mark.parametrize("boundary", [False, True])

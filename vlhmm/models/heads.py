@@ -57,8 +57,8 @@ class ScalarStart(nn.Module):
 class SoftmaxHead(nn.Module):
     """log A[z, z'] = out_z . in_z' - log sum over all z' asked for.
 
-    `precision` is that of the normaliser where the tables are `rounded`, which must be that of the tiles it is for, else rows
-    would not sum to one. Others get it in float32.
+    `precision` is that of the normaliser in training, which must be that of the tiles it is for, else rows would not sum to
+    one. Tables that are kept for inference get it in float32.
     """
 
     def __init__(self, out_scale: float, precision: Precision) -> None:
@@ -66,11 +66,9 @@ class SoftmaxHead(nn.Module):
         self.out_scale = out_scale
         self.precision = precision
 
-    def forward(
-        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, *, rounded: bool = False
-    ) -> Transition:
+    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
         out = _scaled(out, self.out_scale)
-        precision = self.precision if rounded else "highest"
+        precision = self.precision if torch.is_grad_enabled() else "highest"
         out, into, log_normalizer = factors_and_row_logsumexp(out, into, live, precision=precision)
         if live is not None:
             out, into = _behind_barrier(out, into, live)

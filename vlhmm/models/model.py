@@ -14,16 +14,11 @@ from vlhmm.models.heads import (
     EmissionHead,
     FactoredEmission,
     FactoredStart,
-    Features,
-    Into,
-    LiveTargets,
     ScalarEmission,
     ScalarStart,
     SoftmaxHead,
     StartHead,
-    States,
     TableHead,
-    Targets,
     TransitionHead,
     UnmaskedEmission,
 )
@@ -134,13 +129,9 @@ class Model(nn.Module):
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def tables(self, window: Window = None, *, rounded: bool | None = None) -> Tables:
-        """The HMM over the states of `window`; None: over all.
-
-        `rounded`: the transition is normalised, and read, in the settings' precision, which on a GPU is many times faster than
-        in float32; None: where gradients are asked for.
-        """
-        return self.tables_with_boundary(None, window, rounded=rounded)[0]
+    def tables(self, window: Window = None) -> Tables:
+        """The HMM over the states of `window`; None: over all."""
+        return self.tables_with_boundary(None, window)[0]
 
     def boundary(self, source: Kept, target: Kept | None) -> Transition:
         """From the states of `source` to those of `target` (None: all), normalised over `target`.
@@ -151,9 +142,10 @@ class Model(nn.Module):
         source_states = source.states.flatten()
         into = self.encoder.into(target_states)
         live = self._live(target_states, None)
-        return self._moves(
-            source_states, self.encoder.out(source_states), target_states, into, live, torch.is_grad_enabled()
+        transition: Transition = self.transition(
+            source_states, self.encoder.out(source_states), target_states, into, live
         )
+        return transition
 
     def tables_with_boundary(
         self,
@@ -162,7 +154,6 @@ class Model(nn.Module):
         *,
         with_start: bool = True,
         tokens: Int[Tensor, "B T"] | None = None,
-        rounded: bool | None = None,
     ) -> tuple[Tables, Transition | None]:
         """`tables(window)` and `boundary(previous, window)`, each network run once.
 
@@ -170,8 +161,6 @@ class Model(nn.Module):
         start is left impossible: a window that goes on from a belief and has no reset never reads it. With `tokens` the
         tables are for that text alone (`Tables.by_position`).
         """
-        if rounded is None:
-            rounded = torch.is_grad_enabled()
         states, leaving = self._flat(window), None
         if previous is not None:
             numbers = self.states_of_group.flatten() if states is None else states
@@ -187,8 +176,7 @@ class Model(nn.Module):
         if tokens is not None and support.num_groups == 1 and isinstance(head, SoftmaxHead):
             transition: Transition = head.table(features.out, features.into, live)
         else:
-            left = states if leaving is None else leaving
-            transition = self._moves(left, features.out, states, features.into, live, rounded)
+            transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
         boundary = None
         if previous is not None:
             transition, boundary = _split_rows(transition, [support.num_states, previous.states.numel()])
@@ -198,25 +186,15 @@ class Model(nn.Module):
             transition,
             self.emission(states, features.emit, support, self._layout(), tokens),
             self.reset_token,
-            self._precision(rounded),
+            self._precision(),
             by_position=tokens is not None,
         )
         return tables, boundary
 
-    def _moves(
-        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, rounded: bool
-    ) -> Transition:
-        """By the head; the others have no normaliser that could be rounded."""
-        head = self.transition
-        options = {"rounded": rounded} if isinstance(head, SoftmaxHead) else {}
-        moves: Transition = head(source, out, target, into, live, **options)
-        return moves
-
-    def _precision(self, rounded: bool) -> Precision:
-        """That of the tiles: a normaliser in float32 is for tiles in float32, else rows do not sum to one."""
-        head = self.transition
-        normalised = isinstance(head, SoftmaxHead) and head.precision != "highest"
-        return "highest" if normalised and not rounded else self.settings.precision
+    def _precision(self) -> Precision:
+        """That of the tiles. Tables made to be kept are read as they are: logits grow until the rounding of features shows."""
+        kept = not torch.is_grad_enabled() and self.support.num_groups > 1
+        return "highest" if kept else self.settings.precision
 
     def forward(
         self,

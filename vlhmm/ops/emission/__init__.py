@@ -29,16 +29,15 @@ def log_emission(
 ) -> Float[Tensor, "X K"]:
     """emit_z . word_x + bias_x, normalised over the words that z can emit: log p(x | z) for x's own z.
 
-    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products read their operands in
-    `precision` (of one group, and without a partition, only in training); elsewhere, and in float64, they are made in the
-    operands' own.
+    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products of training read their
+    operands in `precision`; all others are made in the operands' own.
     """
     if support.partition and _kernels_take(emit, words, bias):
         # Triton is needed here alone.
         from vlhmm.ops.emission.launch import tiled_log_emission
 
-        if support.num_groups == 1 and not torch.is_grad_enabled():
-            # Tables of a dense HMM that are made to be kept; the recursion that reads them rounds no emissions either.
+        if not torch.is_grad_enabled():
+            # Tables made to be kept; the recursion that reads them rounds no emissions either.
             precision = "highest"
         return tiled_log_emission(emit, words, bias, layout or _layout(support), precision)
     if support.partition and support.num_groups > 1:
@@ -49,7 +48,7 @@ def log_emission(
     else:
         states = support.states_of_group[support.group_of_word]
         if emit.is_cuda:
-            # As for one group: tables that are made to be kept round nothing.
+            # As above: tables made to be kept round nothing.
             rounds = torch.is_grad_enabled() and emit.dtype == words.dtype == torch.float32
             logits = logits_of_all_pairs(emit, words, states, precision if rounds else "highest")
         else:
