@@ -8,20 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-@dataclass(frozen=True)
-class FeedForwardSettings:
-    """The 5-gram network of Chiu & Rush (2020), appendix A.2."""
+@dataclass(frozen=True, kw_only=True)
+class AdamSettings:
+    """Training by AdamW, as Chiu & Rush (2020), appendix A.2, train their LSTM."""
 
-    dim: int = 256
-    """H: the width of embeddings and hidden layers."""
-    order: int = 5
-    """A word is predicted from the order - 1 words before it."""
-    dropout: float = 0.3
-    """After each of the two hidden layers."""
-    epochs: int = 100
-    batch_size: int = 128
+    epochs: int = 50
+    batch_size: int = 16
     """Windows side by side."""
-    window: int = 64
+    window: int = 32
     """Tokens of a window."""
     learning_rate: float = 1e-3
     schedule: Literal["plateau", "constant"] = "plateau"
@@ -35,19 +29,40 @@ class FeedForwardSettings:
     clip: float = 5.0
     """The largest norm of the gradient; 0: not clipped."""
     checks_per_epoch: int = 4
-    graphs: bool = False
-    """On a GPU: run steps as a CUDA graph; these are few, so that little is gained in all."""
+    graphs: bool = True
+    """On a GPU: run steps as a CUDA graph."""
 
     def __post_init__(self) -> None:
-        _at_least(self, ("dim", "epochs", "batch_size", "window", "patience", "checks_per_epoch"), 1)
-        _at_least(self, ("order",), 2)
+        _at_least(self, ("epochs", "batch_size", "window", "patience", "checks_per_epoch"), 1)
         _above_zero(self, ("learning_rate", "decay"))
         _at_least(self, ("min_rate", "weight_decay", "clip"), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardSettings(AdamSettings):
+    """The 5-gram network of Chiu & Rush (2020), appendix A.2."""
+
+    dim: int = 256
+    """H: the width of embeddings and hidden layers."""
+    order: int = 5
+    """A word is predicted from the order - 1 words before it."""
+    dropout: float = 0.3
+    """After each of the two hidden layers."""
+    epochs: int = 100
+    batch_size: int = 128
+    window: int = 64
+    graphs: bool = False
+    """Steps are few, so that little is gained in all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, ("dim",), 1)
+        _at_least(self, ("order",), 2)
         _parts(self, ("dropout",))
 
 
-@dataclass(frozen=True)
-class LSTMSettings:
+@dataclass(frozen=True, kw_only=True)
+class LSTMSettings(AdamSettings):
     """The LSTM of Chiu & Rush (2020), appendix A.2."""
 
     dim: int = 256
@@ -59,30 +74,15 @@ class LSTMSettings:
     """paper: Kaiming uniform, biases 0; code: PyTorch's defaults, so embeddings are N(0, 1), biases as small as weights."""
     shuffle: bool = True
     """Documents in new order every epoch; false: the text in its order, so that what came before a document can be learnt."""
-    epochs: int = 50
-    batch_size: int = 16
-    window: int = 32
-    learning_rate: float = 1e-3
-    schedule: Literal["plateau", "constant"] = "plateau"
-    patience: int = 8
-    decay: float = 4.0
-    min_rate: float = 1e-6
-    """Training ends when the rate has fallen below this."""
-    weight_decay: float = 0.0
-    clip: float = 5.0
-    checks_per_epoch: int = 4
-    graphs: bool = True
-    """On a GPU: run steps as a CUDA graph."""
 
     def __post_init__(self) -> None:
-        _at_least(self, ("dim", "num_layers", "epochs", "batch_size", "window", "patience", "checks_per_epoch"), 1)
-        _above_zero(self, ("learning_rate", "decay"))
-        _at_least(self, ("min_rate", "weight_decay", "clip"), 0)
+        super().__post_init__()
+        _at_least(self, ("dim", "num_layers"), 1)
         _parts(self, ("dropout",))
 
 
-@dataclass(frozen=True)
-class BuysHMMSettings:
+@dataclass(frozen=True, kw_only=True)
+class BuysHMMSettings(AdamSettings):
     """The scalar HMM of Buys et al. (2018), and its way to an RNN; as it stands, an exact HMM."""
 
     num_states: int = 900
@@ -99,25 +99,15 @@ class BuysHMMSettings:
     """Words are predicted by softmax(E s + c) instead of a mixture of each state's words."""
     init_scale: float = 2.0
     """Weights start from U(-init_scale, init_scale)."""
-    epochs: int = 50
     batch_size: int = 20
     window: int = 35
     learning_rate: float = 3e-2
-    schedule: Literal["plateau", "constant"] = "plateau"
-    patience: int = 8
-    decay: float = 4.0
     min_rate: float = 1e-4
-    """Training ends when the rate has fallen below this."""
-    weight_decay: float = 0.0
-    clip: float = 5.0
-    checks_per_epoch: int = 4
-    graphs: bool = True
-    """On a GPU: run steps as a CUDA graph."""
 
     def __post_init__(self) -> None:
-        _at_least(self, ("num_states", "epochs", "batch_size", "window", "patience", "checks_per_epoch"), 1)
-        _above_zero(self, ("learning_rate", "decay", "init_scale", "input_scale"))
-        _at_least(self, ("min_rate", "weight_decay", "clip"), 0)
+        super().__post_init__()
+        _at_least(self, ("num_states",), 1)
+        _above_zero(self, ("init_scale", "input_scale"))
         if self.state == "sigmoid" and not self.delay_transition_softmax:
             raise ValueError("state = 'sigmoid' replaces the delayed softmax: set delay_transition_softmax = true too")
 
@@ -127,7 +117,7 @@ class BuysHMMSettings:
         return self.transition_input != "none" or self.delay_transition_softmax or self.delay_emission_softmax
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AWDLSTMSettings:
     """Merity et al. (2017) on the Penn Treebank. WikiText-2: batch_size 80, input_dropout 0.65, hidden_dropout 0.2."""
 
@@ -174,21 +164,21 @@ class AWDLSTMSettings:
 BaselineSettings = FeedForwardSettings | LSTMSettings | BuysHMMSettings | AWDLSTMSettings
 
 
-def _at_least(settings: BaselineSettings, names: Iterable[str], least: int) -> None:
+def _at_least(settings: object, names: Iterable[str], least: int) -> None:
     for name in names:
         value = getattr(settings, name)
         if not (math.isfinite(value) and value >= least):
             raise ValueError(f"{name} is {value}, but must be finite and at least {least}")
 
 
-def _above_zero(settings: BaselineSettings, names: Iterable[str]) -> None:
+def _above_zero(settings: object, names: Iterable[str]) -> None:
     for name in names:
         value = getattr(settings, name)
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} is {value}, but must be finite and above 0")
 
 
-def _parts(settings: BaselineSettings, names: Iterable[str]) -> None:
+def _parts(settings: object, names: Iterable[str]) -> None:
     for name in names:
         value = getattr(settings, name)
         if not 0 <= value < 1:
