@@ -2,7 +2,9 @@
 interpreted or in a graph, against plain float64."""
 
 import copy
+import gc
 import os
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -146,3 +148,17 @@ def test_a_step_is_captured_and_learns_as_in_float64(case: str, precision: str, 
         assert float(graphs.gradient_norm) == pytest.approx(float(exact.gradient_norm), rel=10 * room)
     assert graphs._graphs is not None
     assert graphs._graphs._graphs is not None
+
+
+@pytest.mark.gpu
+def test_a_step_gives_its_memory_back_at_once() -> None:
+    step = Step(small_model("kept", 301, 6, 20, "bf16").cuda(), replace(SETTINGS, batch_size=7, window=13))
+    for number, window in enumerate(torch.randint(301, (6, 7, 13), generator=torch.Generator().manual_seed(0))):
+        step(window, 1e-3, fresh=number == 0)
+    gone = weakref.ref(step)
+    gc.disable()
+    try:
+        del step
+        assert gone() is None
+    finally:
+        gc.enable()

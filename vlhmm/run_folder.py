@@ -49,8 +49,9 @@ class RunFolder:
         write_tensors(self.path / STATE, tensors, {"state": json.dumps(values)})
 
     def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What `save_state` last wrote; None if it never did."""
+        """What `save_state` last wrote; None if it never did, and then nothing is left in the log: the run begins anew."""
         if not (self.path / STATE).exists():
+            self.cut_log(0)
             return None
         tensors, metadata = read_tensors(self.path / STATE)
         return tensors, json.loads(metadata["state"])
@@ -61,6 +62,8 @@ class RunFolder:
 
     def cut_log(self, step: int) -> None:
         """Drops records of steps after `step`: a resumed run makes them again."""
+        if not (self.path / LOG).exists():
+            return
         kept = [record for record in read_log(self.path) if record["step"] <= step]
         (self.path / LOG).write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 

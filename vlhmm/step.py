@@ -94,9 +94,10 @@ class Step:
 
     def _begin_graphs(self) -> None:
         if self._graphs is not None:
-            # Their memory is given back while nothing runs in it.
-            torch.cuda.synchronize()
-        self._graphs = _Graphs(self) if self.loss.is_cuda and self.settings.graphs else None
+            # Their memory is given back while nothing runs in it. The whole device must not be waited for while another thread captures.
+            torch.cuda.current_stream().synchronize()
+        steady_is_fresh = self.settings.windows == "independent"
+        self._graphs = _Graphs(steady_is_fresh) if self.loss.is_cuda and self.settings.graphs else None
 
     def set_dropout(self, dropout: float) -> None:
         """Another part of the states is left out from now on; the next window has to begin afresh."""
@@ -140,7 +141,7 @@ class Step:
             decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))
             self._average_weight.fill_(1 - decay)
         if self._graphs is not None:
-            self._graphs.replay(fresh)
+            self._graphs.replay(self, fresh)
         else:
             self.run_eagerly(fresh)
         self.count += 1
@@ -287,24 +288,24 @@ def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 class _Graphs:
     """The steady step as two CUDA graphs, where its shapes allow. Windows that begin a stream anew, once an epoch, run
-    eagerly."""
+    eagerly.
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._steady_is_fresh = step.settings.windows == "independent"
+    The step is given each time: two that hold each other would hold a GPU's memory until Python looks for cycles."""
+
+    def __init__(self, steady_is_fresh: bool) -> None:
+        self._steady_is_fresh = steady_is_fresh
         self._eager_left = EAGER_STEPS
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self._grads: list[Tensor | None] = []
 
-    def replay(self, fresh: bool) -> None:
-        step = self._step
+    def replay(self, step: Step, fresh: bool) -> None:
         if fresh != self._steady_is_fresh or self._eager_left > 0:
             step.run_eagerly(fresh)
             # As this step has found: a fresh window may be static where one that goes on from another is not.
             self._eager_left -= fresh == self._steady_is_fresh and step.static_shapes
             return
         if self._graphs is None:
-            self._graphs = self._captured()
+            self._graphs = self._captured(step)
             self._grads = [parameter.grad for parameter in step.parameters]
         # An eager step has made gradients elsewhere.
         for parameter, grad in zip(step.parameters, self._grads, strict=True):
@@ -312,8 +313,7 @@ class _Graphs:
         for graph in self._graphs:
             graph.replay()
 
-    def _captured(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-        step = self._step
+    def _captured(self, step: Step) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         with step.products():
             gradients = captured(lambda: step.make_gradients(self._steady_is_fresh), step.generator)
             return gradients, captured(step.update)

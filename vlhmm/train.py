@@ -134,11 +134,12 @@ def training(
     resume: bool = False,
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
+    save_at_end: bool = True,
 ) -> Iterator[Event]:
     """The training loop, an event at a time; the last one is `Stopped`.
 
     `joint`: what comes before p(x). `save_seconds`: checks that come sooner after the last save do not save, which takes
-    long for large models.
+    long for large models; nor does the end without `save_at_end`, where nobody will read it.
     """
     if corpus.tokenizer.vocab_size != model.support.num_words:
         raise ValueError(
@@ -183,11 +184,13 @@ def training(
                 out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
                 stopping = out_of_time or stop_asked.is_set()
                 since_saved = time.monotonic() - saved_at
-                if run.finished() or stopping or since_saved >= (save_seconds if check_due else SAVE_SECONDS):
+                if run.finished():
+                    if save_at_end:
+                        run.save()
+                    break
+                if stopping or since_saved >= (save_seconds if check_due else SAVE_SECONDS):
                     run.save()
                     saved_at = time.monotonic()
-                if run.finished():
-                    break
                 if stopping:
                     run.finish()
                     reason: Literal["time", "interrupted"] = "interrupted" if stop_asked.is_set() else "time"

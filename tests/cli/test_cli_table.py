@@ -1,12 +1,15 @@
 """`vlhmm table`: every shipped table runs end to end on a small text, and says what is wrong where something is."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from cli_helpers import Run, write_text
 
 import vlhmm
+from vlhmm.cli.table import _difference
+from vlhmm.experiments.show import Ours, Shown
 
 EXPERIMENTS = Path(vlhmm.__file__).parents[1] / "experiments"
 TABLES = sorted(EXPERIMENTS.rglob("*.toml"))
@@ -125,6 +128,31 @@ def test_rows_that_are_not_timed_end_with_their_results_side_by_side(run: Run, t
         assert all(row["status"] == "finished" for row in shown.json["rows"])
 
 
+def test_a_trial_that_fails_costs_its_own_row_alone(run: Run, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vlhmm.experiments import rows
+
+    Path("rates.toml").write_text(
+        f'title = "Rates"\ncorpus = "{text}"\npreset = "demo"\ncolumns = ["valid"]\nrate_tokens = 400\ntimings = false\n'
+        "changes = { num_blocks = 4, states_per_block = 4, dim = 8, epochs = 1, batch_size = 2, window = 8 }\n"
+        '[[rows]]\nname = "broken"\nrates = [0.001, 0.5]\n'
+        '[[rows]]\nname = "sound"\nchanges = { dim = 4 }\nrates = [0.001, 0.01]\n'
+    )
+    train_row = rows.train_row
+
+    def failing(row, *rest):
+        if row.name == "broken, rate 0.5":
+            raise OSError("the disk is full")
+        return train_row(row, *rest)
+
+    monkeypatch.setattr(rows, "train_row", failing)
+    shown = run("table", "run", "rates.toml", "--device", "cpu", "--jobs", 2)
+    assert shown.status != 0
+    assert "the disk is full" in shown.err
+    assert "broken: left out" in shown.err
+    status = {row["name"]: row["status"] for row in run("table", "show", "rates.toml", "--json").json["rows"]}
+    assert status == {"broken": "not run", "sound": "finished"}
+
+
 def test_rates_are_tried_before_rows_are_run(run: Run, text: Path) -> None:
     Path("rates.toml").write_text(
         f'title = "Rates"\ncorpus = "{text}"\ncolumns = ["valid"]\nwindows = 16\ntimings = false\nseeds = [3, 4]\n'
@@ -226,6 +254,22 @@ def test_list_counts_rows_and_results(run: Run) -> None:
 def test_bad_requests_are_refused(run: Run, options: tuple[str, ...], message: str) -> None:
     assert message in run("table", "run", EXPERIMENTS / "chiu2020" / "table1-ptb.toml", *options).error
     assert not Path("r").exists()
+
+
+def test_a_narrow_terminal_cuts_titles_not_files_or_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    listed = run("table", "list", "experiments/chiu2020", "--json").json
+    lines = run("table", "list", "experiments/chiu2020").out.splitlines()[1:]
+    assert max(map(len, lines)) <= 100
+    for table, shown in zip(listed, lines, strict=True):
+        assert shown.startswith(f"{table['file']} ")
+        assert re.search(rf" {table['rows']} +{table['run']} +\d", shown)
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    assert _difference("valid", Shown(141.2, Ours(141.19, 141.19, 141.19))) == "+0.0 (+0.0 %)"
+    assert _difference("valid", Shown(125.0, Ours(120.2, 120.2, 120.2))) == "-4.8 (-3.8 %)"
 
 
 def test_claims_of_all_tables_are_listed_with_their_outcomes(run: Run) -> None:

@@ -18,7 +18,7 @@ from vlhmm.experiments.rows import RowDone, run_row
 from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
 from vlhmm.experiments.texts import training_text
 from vlhmm.recipe import Recipe
-from vlhmm.run_folder import read_log
+from vlhmm.run_folder import STATE, read_log
 from vlhmm.train import StepEvent
 
 
@@ -224,6 +224,21 @@ def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus,
         assert beside[1].measured.keys() == alone[1].measured.keys()
 
 
+def test_a_run_that_was_never_saved_begins_anew(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    run = row_run(small_table(tmp_path), "HMM", corpus)
+    events_of(run, corpus)
+    found = run.found()
+    assert found is not None
+    found[0].unlink()
+    (run.folder / STATE).unlink()
+    events_of(run, corpus)
+    again = run.found()
+    assert again is not None
+    # Not twice as long, though the log of the first is still there.
+    assert again[1].curve == found[1].curve
+    assert again[1].measured["valid"] == found[1].measured["valid"]
+
+
 def test_times_can_be_taken_when_the_training_is_gone(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
     run = row_run(small_table(tmp_path), "HMM", corpus)
     list(train_side_by_side([(run, corpus)], torch.device("cpu"), 2))
@@ -249,14 +264,15 @@ def test_a_row_out_of_time_is_not_trained_to_its_end(corpus: vlhmm.Corpus, tmp_p
     assert not any(isinstance(event, RowDone) for _, event in events)
 
 
-def test_an_error_beside_others_is_raised_when_they_are_done(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+def test_an_error_leaves_the_others_alone(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
     table = small_table(tmp_path)
     runs = [row_run(table, row.name, corpus) for row in table.rows]
     text = runs[0].folder
     text.parent.mkdir(parents=True)
     text.write_text("in the way of the run's folder")
-    with pytest.raises(OSError, match=text.name):
-        list(train_side_by_side([(run, corpus) for run in runs], torch.device("cpu"), 2))
+    events = list(train_side_by_side([(run, corpus) for run in runs], torch.device("cpu"), 2))
+    errors = [event.error for _, event in events if isinstance(event, TrainingEnded) and event.error is not None]
+    assert [text.name in str(error) for error in errors] == [True]
     assert [run for run in runs if run.scored() is None] == runs[:1]
 
 

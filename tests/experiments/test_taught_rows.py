@@ -1,23 +1,26 @@
 """Rows that do not begin at random, or do not climb a gradient: what they share, what decides them, and what they give."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from small_tables import events_of, row_run, small_corpus, small_table
 
 import vlhmm
-from vlhmm.checkpoint import load_model
+from vlhmm.checkpoint import load_model, read_tensors
+from vlhmm.decoder import DecoderSettings, DecoderTraining, decoder_training
 from vlhmm.experiments.results import identity_of
 from vlhmm.experiments.row_events import RowStopped, Working
 from vlhmm.experiments.row_settings import BaumWelchHMM, RestartedHMM, TaughtHMM
 from vlhmm.experiments.rows import RowDone, RowEvent, run_row
 from vlhmm.experiments.table_file import TableFile
 from vlhmm.recipe import Recipe
-from vlhmm.run_folder import read_log
-from vlhmm.train import StepEvent
+from vlhmm.run_folder import STATE, RunFolder, read_log
+from vlhmm.train import CheckEvent, StepEvent
 
 TABLE = """
 title = "A small table"
@@ -193,6 +196,70 @@ def test_a_taught_row_that_ran_out_of_time_goes_on_to_the_same_result(corpus: vl
     assert isinstance(events_of(run, corpus, max_seconds=0.0)[-1], RowStopped)
     result = finished(events_of(run, corpus)).result
     assert result.measured["valid"] == expected.measured["valid"]
+
+
+def test_time_that_runs_out_before_training_ends_the_row_at_once(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    table = small_table(tmp_path, TABLE.replace("tokens = 128, dim", "tokens = 6400, dim"))
+    run = row_run(table, "taught", corpus)
+    first = events_of(run, corpus, max_seconds=0.0)[-1]
+    assert isinstance(first, RowStopped)
+    # The teacher's steps.
+    assert (first.reason, first.step, first.num_steps) == ("time", 1, 100)
+    teacher = next(path for path in (tmp_path / "runs" / "teachers").iterdir() if path.is_dir())
+    list(decoder_training(corpus, *_as_trained(teacher), out=teacher, resume=True))
+    events = events_of(run, corpus, max_seconds=0.0)
+    assert isinstance(events[-1], RowStopped)
+    # Vectors were being read: neither k-means nor a step of the row came after.
+    assert [event.what for event in events if isinstance(event, Working)] == ["vectors of the teacher"]
+    assert not any(isinstance(event, StepEvent) for event in events)
+    assert not list((tmp_path / "runs" / "clusters").glob("*.safetensors"))
+
+
+def _as_trained(teacher: Path) -> tuple[DecoderSettings, DecoderTraining]:
+    _, metadata = read_tensors(teacher / STATE)
+    about = json.loads(metadata["state"])["about"]
+    return DecoderSettings(**about["decoder"]), DecoderTraining(**about["training"])
+
+
+def test_a_taught_row_saves_no_oftener_than_others(
+    corpus: vlhmm.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = small_table(tmp_path, TABLE.replace("checks_per_epoch = 1", "checks_per_epoch = 4"))
+    saved: list[Path] = []
+    save_state = RunFolder.save_state
+
+    def counted(folder: RunFolder, *state: Any) -> None:
+        saved.append(folder.path)
+        save_state(folder, *state)
+
+    monkeypatch.setattr(RunFolder, "save_state", counted)
+    for name in ("plain", "taught"):
+        run = row_run(table, name, corpus)
+        events = events_of(run, corpus)
+        assert sum(isinstance(event, CheckEvent) for event in events) == 4
+        assert saved.count(run.folder) == 1
+
+
+def test_blocks_are_those_of_a_row_that_trains_on_the_same_text(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    blocked = 'changes = { clustering = "brown", num_blocks = 3, refine = false, transition = "block-factored" }'
+    rows = f"""
+[[rows]]
+name = "blocked"
+preset = "lee2025-b"
+{blocked}
+tokens = 512
+
+[[rows]]
+name = "blocked, taught"
+preset = "lee2025-b"
+{blocked}
+tokens = 768
+teacher = {{ lvd = true }}
+"""
+    table = small_table(tmp_path, TABLE + rows)
+    for name in ("blocked", "blocked, taught"):
+        finished(events_of(row_run(table, name, corpus), corpus))
+    assert len(list((tmp_path / "runs" / "blocks").glob("*.tsv"))) == 1
 
 
 def test_what_is_asked_for_later_includes_timings(corpus: vlhmm.Corpus, tmp_path: Path) -> None:

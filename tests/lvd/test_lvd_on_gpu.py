@@ -63,3 +63,25 @@ def test_labels_and_steps_are_the_same_in_graphs(corpus: Corpus, windows: str) -
                 step(window, 0.02, windows == "independent" or (objective is label and number == 0), label=objective)
             losses.append(float(step.loss))
     torch.testing.assert_close(losses[:2], losses[2:], rtol=1e-4, atol=1e-4)
+
+
+def test_clusters_and_labels_read_float32_whatever_the_process_does(corpus: Corpus) -> None:
+    teacher = trained(corpus, graphs=False).requires_grad_(False)
+    model = linear_hmm(one_block(corpus.tokenizer.vocab_size), 8, 16).cuda()
+    plan = LVDPlan.of(model.support, corpus, teacher, LVD, TRAIN)
+    tokens = torch.from_numpy(corpus.train.ids[: 8 * 16].astype(np.int64)).view(8, 16).cuda()
+    before = torch.get_float32_matmul_precision()
+    centroids, states = [], []
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        try:
+            clusters = list(plan.clustering(None, None, resume=False))[-1]
+            assert isinstance(clusters, StateClusters)
+            label = plan.labeller(clusters)
+            # The last one by a graph.
+            states.append(torch.stack([label(tokens) for _ in range(4)]))
+            centroids.append(clusters.centroids)
+        finally:
+            torch.set_float32_matmul_precision(before)
+    assert torch.equal(*centroids)
+    assert torch.equal(*states)

@@ -215,7 +215,8 @@ class _Run:
 
     def _wait_for_device(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            # Not for the whole device, while another thread may capture.
+            torch.cuda.current_stream(self.device).synchronize()
 
     def save(self) -> None:
         if self.folder is None:

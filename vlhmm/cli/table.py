@@ -15,13 +15,14 @@ from vlhmm.cli.show import duration, line, message, print_json, print_table, sho
 from vlhmm.cli.table_runs import RowRunner
 
 if TYPE_CHECKING:
+    from vlhmm.experiments.claims import Verdict
     from vlhmm.experiments.show import Shown, ShownRow, ShownTable
     from vlhmm.experiments.table_file import Row, TableFile
 
 RUNS = Path("runs/table")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.toml", help="A table; `vlhmm table list` names them.")]
-FolderArgument = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for tables.")]
+FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look for tables.")]
 CorpusOption = Annotated[
     str | None, typer.Option("--corpus", metavar="CORPUS", help="Another text; the results go to --results.")
 ]
@@ -83,7 +84,9 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Forget the rows' results, and run them again.")] = False,
     max_seconds: Annotated[
         float | None,
-        typer.Option("--max-seconds", metavar="S", help="Stop training after S; the same command goes on later."),
+        typer.Option(
+            "--max-seconds", min=0, metavar="S", help="Stop training after S; the same command goes on later."
+        ),
     ] = None,
     jobs: Annotated[
         int,
@@ -128,9 +131,13 @@ def run(
     if status is None:
         settled = {asked.path: with_chosen_rates(asked, texts[asked.corpus], folders[asked.path]) for asked in tables}
         chosen = [(settled[asked.path], settled[asked.path].row(row.name)) for asked, row in wanted]
-        status = runner(
-            [planned(asked, row, seed) for asked, row in chosen for seed in seeds or row.seeds], force=force
-        )
+        for _, row in chosen:
+            if row.rate_is_open:
+                message(f"{row.name}: left out, since a trial of its learning rates failed")
+        runs_of_rows = [
+            planned(asked, row, seed) for asked, row in chosen if not row.rate_is_open for seed in seeds or row.seeds
+        ]
+        status = runner(runs_of_rows, force=force)
     if as_json:
         print_json([asdict(one.result) for one in runner.done])
     elif not status:
@@ -138,6 +145,8 @@ def run(
             if number:
                 line()
             _print(show_table(asked, texts[asked.corpus], folders[asked.path]))
+    if runner.failed:
+        raise runner.failed[0]
     return status or 0
 
 
@@ -201,7 +210,8 @@ def list_tables(
             ]
         )
         return
-    shown = table("file", "title", "rows", "run", "about, on one H200", right=("rows", "run", "about, on one H200"))
+    numbers = ("rows", "run", "about, on one H200")
+    shown = table("file", "title", *numbers, right=numbers, whole=("file",))
     for file, one, num_run, seconds in listed:
         shown.add_row(str(file), one.title, str(len(one.rows)), str(num_run), duration(seconds))
     print_table(shown)
@@ -218,8 +228,7 @@ def claims(
         print_json([{"file": str(file), **asdict(verdict)} for file, verdict in judged])
         return
     for file, verdict in judged:
-        line(f"{verdict.outcome:<12}  {file.stem}: {verdict.text}")
-        line(f"{'':<12}  {verdict.numbers}", style="dim")
+        _print_verdict(verdict, f"{file.stem}: {verdict.text}")
     line()
     outcomes = [verdict.outcome for _, verdict in judged]
     line(", ".join(f"{outcomes.count(each)} {each}" for each in ("supported", "contradicted", "not run")))
@@ -284,10 +293,14 @@ def _print(shown: ShownTable) -> None:
             line(text, style="dim")
     if shown.verdicts:
         line()
-        claims = table("claim", "", "with our numbers")
+        line("What the paper claims, with our numbers", style="dim")
         for verdict in shown.verdicts:
-            claims.add_row(verdict.text, verdict.outcome, verdict.numbers)
-        print_table(claims)
+            _print_verdict(verdict, verdict.text)
+
+
+def _print_verdict(verdict: Verdict, claim: str) -> None:
+    line(f"{verdict.outcome:<12}  {claim}")
+    line(f"{'':<12}  {verdict.numbers}", style="dim")
 
 
 def _print_rows(shown: ShownTable) -> None:
@@ -355,7 +368,10 @@ def _difference(name: str, cell: Shown) -> str:
 
     if cell.difference is None or cell.percent is None:
         return ""
-    return f"{'+' if cell.difference >= 0 else '-'}{written(name, abs(cell.difference))} ({cell.percent:+.1f} %)"
+    size = written(name, abs(cell.difference))
+    # What rounds to nothing has no sign of its own.
+    sign = "-" if cell.difference < 0 and size != written(name, 0.0) else "+"
+    return f"{sign}{size} ({round(cell.percent, 1) + 0.0:+.1f} %)"
 
 
 def _plot(shown: ShownTable, base: Path) -> None:

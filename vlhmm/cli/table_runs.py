@@ -25,6 +25,8 @@ class RowRunner:
     ) -> None:
         self.device, self.jobs, self.max_seconds, self.data_dir, self.runs = device, jobs, max_seconds, data_dir, runs
         self.done: list[RowDone] = []
+        self.failed: list[Exception] = []
+        """Of rows beside which others went on."""
         self._begun = time.monotonic()
         self._corpora: dict[str, Corpus] = {}
 
@@ -85,6 +87,8 @@ class RowRunner:
                         best.pop(run.folder, None)
                     case TrainingEnded(error=Exception() as error):
                         message(f"{run.label}: failed ({error}); the others go on")
+                        self.failed.append(error)
+                        del left[run.folder]
                 note = ", ".join(f"{name} {value:,.1f}" for name, value in best.values()) or working
                 steps, num_steps = (
                     (sum(of_each) for of_each in zip(*progress.values(), strict=True)) if progress else (0, 0)

@@ -27,7 +27,7 @@ from vlhmm.experiments.texts import with_training_text
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
 from vlhmm.recipe import Recipe
-from vlhmm.run_folder import read_log
+from vlhmm.run_folder import STATE, read_log
 from vlhmm.train import Event, Stopped, training
 
 TIMING = "timing.json"
@@ -47,6 +47,7 @@ def train_hmm(
         resume=True,
         max_seconds=max_seconds,
         save_seconds=SAVE_SECONDS,
+        save_at_end=not place.passing,
     )
     return (yield from watched(events, model, recipe, corpus, place.folder, begun))
 
@@ -64,7 +65,8 @@ def train_restarts(
         recipe = settings.recipe
         recipe = replace(recipe, train=replace(recipe.train, seed=recipe.train.seed + 1000 * start))
         left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
-        own = replace(place, folder=place.folder / f"start-{start}")
+        # The next sitting goes on behind those that are finished.
+        own = replace(place, folder=place.folder / f"start-{start}", passing=False)
         trained = yield from train_hmm(recipe, text, device, own, left)
         if trained is None:
             return None
@@ -158,9 +160,9 @@ def name_of(decided_by: Mapping[str, Any]) -> str:
 
 
 def read_timing(folder: Path) -> dict[str, float]:
-    """Of the sittings before this one that ended in order."""
+    """Of the sittings before this one, which goes on from them."""
     path = folder / TIMING
-    if not path.exists():
+    if not (path.exists() and (folder / STATE).exists()):
         return {}
     values: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
     return values

@@ -43,6 +43,8 @@ class Place:
     folder: Path
     runs: Path
     """The folder of all runs, with what rows share."""
+    passing: bool = False
+    """The folder is of no use once the row has its result."""
 
     @property
     def blocks(self) -> Path:

@@ -29,6 +29,7 @@ from vlhmm.experiments.row_settings import with_seed
 from vlhmm.experiments.row_training import train_row
 from vlhmm.experiments.table_file import Row, TableFile
 from vlhmm.experiments.texts import training_text
+from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import RunFolder, read_log
 from vlhmm.train import DivergedError
@@ -76,7 +77,7 @@ class RowRun:
 
     @property
     def place(self) -> Place:
-        return Place(self.folder, self.runs)
+        return Place(self.folder, self.runs, self.row.passing)
 
     def found(self) -> tuple[Path, Result] | None:
         """The result, if it has all that the row asks for."""
@@ -159,7 +160,8 @@ def _train_and_score(
         yield Working("scoring")
         text = training_text(corpus, run.row)
         measured += perplexities(trained.scorer, text, test=run.row.test, windows=run.row.windows)
-    except DivergedError as error:
+    except (DivergedError, ImpossibleTextError) as error:
+        # A captured step does not see numbers that vanish: a loss without end is then what training came to.
         message = str(error)
     folder, table_name, row_name = run.written_as()
     result = Result(

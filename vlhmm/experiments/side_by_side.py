@@ -35,7 +35,7 @@ def train_side_by_side(
     runs: Sequence[tuple[RowRun, Corpus]], device: torch.device, jobs: int, max_seconds: float | None = None
 ) -> Iterator[tuple[RowRun, SideEvent]]:
     """Trains and scores rows, each on its corpus, `jobs` at a time, all together for `max_seconds`; `run_row` then adds
-    times, or goes on. Where a row fails the others get to their end; then its error is raised."""
+    times, or goes on. Where a row fails, `TrainingEnded` has its error, and the others get to their end."""
     events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
@@ -67,18 +67,12 @@ def train_side_by_side(
     with ThreadPoolExecutor(jobs) as pool:
         for run, corpus in runs:
             pool.submit(train, run, corpus)
-        errors = list[Exception]()
         num_left = len(runs)
         try:
             while num_left:
                 run, event = events.get()
                 yield run, event
-                if isinstance(event, TrainingEnded):
-                    num_left -= 1
-                    if event.error is not None:
-                        errors.append(event.error)
+                num_left -= isinstance(event, TrainingEnded)
         finally:
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
-    if errors:
-        raise errors[0]

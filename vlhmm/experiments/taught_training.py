@@ -55,10 +55,11 @@ def train_taught(
 ) -> Training:
     """`corpus` is the row's text; `whole` all of the table's, on which a decoder of our own is trained."""
     begun = time.monotonic()
+    deadline = None if max_seconds is None else begun + max_seconds
     taught_by, lvd, recipe = settings.teacher, settings.lvd, settings.recipe
     teacher: VectorTeacher | None = None
     if taught_by.name == DECODER:
-        decoder = yield from shared_decoder(taught_by, recipe.train, whole, device, place)
+        decoder = yield from shared_decoder(taught_by, recipe.train, whole, device, place, deadline)
         if decoder is None:
             return None
         teacher = decoder
@@ -67,14 +68,16 @@ def train_taught(
     if taught_by.body:
         body = _language_model(teacher, taught_by, device)
         recipe = replace(recipe, model=replace(recipe.model, **body_settings(body)))
-    blocks = yield from shared_blocks(recipe, corpus, place.blocks)
+    text, rest = portions(corpus, lvd) if taught_by.needs_clusters else (corpus.train, corpus)
+    # Of the text that is trained on, so that a row without a teacher has the same.
+    blocks = yield from shared_blocks(recipe, rest, place.blocks)
     model = recipe.make_model(corpus, blocks).to(device)
     clusters: StateClusters | None = None
-    rest = corpus
     if taught_by.needs_clusters:
         assert teacher is not None
-        text, rest = portions(corpus, lvd)
-        clusters = yield from shared_clusters(settings, recipe, model.support, text, rest, teacher, place)
+        clusters = yield from shared_clusters(settings, recipe, model.support, text, rest, teacher, place, deadline)
+        if clusters is None:
+            return None
     if taught_by.body:
         load_body(model, body)
     if taught_by.centroids:
@@ -83,7 +86,7 @@ def train_taught(
     if taught_by.output:
         assert isinstance(teacher, Decoder | PretrainedTeacher)
         set_word_embeddings(model, teacher.output_matrix())
-    left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
+    left = _seconds_until(deadline)
     if taught_by.lvd:
         assert teacher is not None
         told = lvd_training(
@@ -96,6 +99,8 @@ def train_taught(
             out=place.folder,
             resume=True,
             max_seconds=left,
+            save_seconds=SAVE_SECONDS,
+            save_at_end=not place.passing,
         )
         return (yield from watched(_as_row_events(told), model, recipe, rest, place.folder, begun))
     events = training(
@@ -106,14 +111,20 @@ def train_taught(
         resume=True,
         max_seconds=left,
         save_seconds=SAVE_SECONDS,
+        save_at_end=not place.passing,
     )
     return (yield from watched(events, model, recipe, rest, place.folder, begun))
 
 
 def shared_decoder(
-    settings: TeacherSettings, train: TrainSettings, whole: Corpus, device: torch.device, place: Place
+    settings: TeacherSettings,
+    train: TrainSettings,
+    whole: Corpus,
+    device: torch.device,
+    place: Place,
+    deadline: float | None,
 ) -> Generator[TrainingEvent, None, Decoder | None]:
-    """The decoder that the settings describe, trained once for all rows; None if training it was interrupted."""
+    """The decoder that the settings describe, trained once for all rows; None if that was interrupted, or time ran out."""
     shape = DecoderSettings(dim=settings.dim, layers=settings.layers, heads=settings.heads)
     how = DecoderTraining(
         tokens=settings.tokens,
@@ -133,7 +144,8 @@ def shared_decoder(
     with FileLock(folder.with_suffix(".lock")):
         if not is_decoder_folder(folder):
             step, num_steps = 0, 0
-            for event in decoder_training(whole, shape, how, out=folder, resume=True, device=device):
+            left = _seconds_until(deadline)
+            for event in decoder_training(whole, shape, how, out=folder, resume=True, max_seconds=left, device=device):
                 if isinstance(event, StepEvent):
                     step, num_steps = event.step, event.num_steps
                     if step % LOG_STEPS == 0:
@@ -154,8 +166,10 @@ def shared_clusters(
     rest: Corpus,
     teacher: VectorTeacher,
     place: Place,
-) -> Generator[TrainingEvent, None, StateClusters]:
-    """The clusters of the teacher's vectors of `text`, found once for all rows that agree on what decides them."""
+    deadline: float | None,
+) -> Generator[TrainingEvent, None, StateClusters | None]:
+    """The clusters of the teacher's vectors of `text`, found once for all rows that agree on what decides them; None if time
+    ran out: they are then found from the beginning the next time."""
     lvd, window = settings.lvd, recipe.train.window
     decided_by = {
         "teacher": _of_the_vectors(settings.teacher, recipe.train),
@@ -187,10 +201,18 @@ def shared_clusters(
             if isinstance(event, StateClusters):
                 clusters = event
             else:
-                yield _working(event)
+                working = _working(event)
+                yield working
+                if _seconds_until(deadline) == 0:
+                    yield RowStopped("time", working.done, working.total or 0)
+                    return None
         assert clusters is not None
         clusters.save(path, name_of(decided_by))
         return clusters
+
+
+def _seconds_until(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _of_the_vectors(teacher: TeacherSettings, train: TrainSettings) -> dict[str, Any]:

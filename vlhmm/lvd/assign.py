@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from vlhmm.lvd.vectors import (
     contextual_vectors,
     sample_vectors,
 )
+from vlhmm.precision import float32_products
 from vlhmm.tables import Support, convert
 
 EAGER_BATCHES = 2
@@ -230,7 +232,8 @@ class StateLabeller:
     def __call__(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         tokens = tokens.to(self.teacher.device)
         if not self._may_capture:
-            return self._nearest(tokens)
+            with self._products():
+                return self._nearest(tokens)
         if tokens.shape != self._tokens.shape:
             self._tokens, self._eager_left, self._graph = tokens.clone(), EAGER_BATCHES, None
         self._tokens.copy_(tokens)
@@ -238,11 +241,17 @@ class StateLabeller:
             self._graph.replay()
         elif self._eager_left:
             self._eager_left -= 1
-            self._label()
+            with self._products():
+                self._label()
         else:
-            self._graph = captured(self._label)
+            with self._products():
+                self._graph = captured(self._label)
             self._graph.replay()
         return self._states.clone()
+
+    def _products(self) -> AbstractContextManager[None]:
+        """Distances in float32, whatever another thread trains in: a state must not depend on what runs beside it."""
+        return float32_products("highest", self.teacher.device)
 
     def _label(self) -> None:
         self._states = self._nearest(self._tokens)

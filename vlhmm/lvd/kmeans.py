@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.precision import float32_products
+
 CHUNK_BYTES = 1 << 28
 """What the distances of one chunk of vectors may take."""
 CPU_BATCH = 1 << 14
@@ -147,7 +149,8 @@ class _Run:
             heap = nearest.double().cumsum(0)
             place = torch.searchsorted(heap, draws[number] * heap[-1], right=True).clamp(max=sample.shape[0] - 1)
             candidates = sample.index_select(0, place)
-            distance = torch.addmm(size, candidates, sample.T, alpha=-2) + size.index_select(0, place)[:, None]
+            with float32_products("highest", self.device):
+                distance = torch.addmm(size, candidates, sample.T, alpha=-2) + size.index_select(0, place)[:, None]
             left = torch.minimum(nearest, distance.clamp(min=0))
             best = left.sum(dim=1).argmin(dim=0, keepdim=True)
             self.centroids[number] = candidates.index_select(0, best)[0]
@@ -216,7 +219,8 @@ def nearest_centroids(
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """The number of the nearest centroid and the squared distance to it, for as many vectors as fit at once."""
     # |v - c|^2 without the |v|^2 that all centroids share.
-    relative = torch.addmm(centroids.square().sum(dim=1), vectors, centroids.T, alpha=-2)
+    with float32_products("highest", vectors.device):
+        relative = torch.addmm(centroids.square().sum(dim=1), vectors, centroids.T, alpha=-2)
     best = relative.min(dim=1)
     return best.indices, (best.values + vectors.square().sum(dim=1)).clamp(min=0)
 
@@ -229,6 +233,7 @@ def _sums(
     if vectors.is_cuda:
         # Additions by index come in any order there; a product gives the same bits every time.
         member = torch.zeros(vectors.shape[0], num_clusters, device=vectors.device).scatter_(1, label[:, None], 1.0)
-        return (member.T @ vectors).double(), counts
+        with float32_products("highest", vectors.device):
+            return (member.T @ vectors).double(), counts
     sums = torch.zeros(num_clusters, vectors.shape[1]).index_add_(0, label, vectors)
     return sums.double(), counts

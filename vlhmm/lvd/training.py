@@ -47,11 +47,13 @@ def lvd_training(
     out: str | Path | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
+    save_seconds: float = 0.0,
+    save_at_end: bool = True,
 ) -> Iterator[LVDEvent]:
     """All of it, an event at a time: vectors, clusters, p(x, z), p(x); the last event is `Stopped`.
 
     `clusters`: those of an earlier run; the teacher then only labels what p(x, z) reads. With `out` training can be stopped
-    and resumed; the clusters are kept there too.
+    and resumed; the clusters are kept there too. `save_seconds`, `save_at_end`: as for `training`.
     """
     if resume and out is None:
         raise ValueError("resume needs the folder to resume from: give out=")
@@ -76,7 +78,17 @@ def lvd_training(
             pseudocount=plan.settings.pseudocount,
         )
     left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
-    yield from training(model, plan.rest, settings, joint=plan.joint(label), out=out, resume=resume, max_seconds=left)
+    yield from training(
+        model,
+        plan.rest,
+        settings,
+        joint=plan.joint(label),
+        out=out,
+        resume=resume,
+        max_seconds=left,
+        save_seconds=save_seconds,
+        save_at_end=save_at_end,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from torch import Tensor
 from vlhmm.data import Tokens
 from vlhmm.lvd.teachers import VectorTeacher
 from vlhmm.memory import available_bytes, require_memory
+from vlhmm.precision import float32_products
 
 CPU_TOKENS, GPU_TOKENS = 1 << 14, 1 << 16
 """Tokens that a teacher reads at once."""
@@ -137,7 +138,8 @@ def sample_vectors(
     for read in windows_of(tokens, window, device):
         found = _sound(teacher, contextual_vectors(teacher, read, settings)[:, 1:].flatten(0, 1))
         ends = done + found.shape[0]
-        vectors[done:ends] = found if projection is None else projection(found)
+        with float32_products("highest", device):
+            vectors[done:ends] = found if projection is None else projection(found)
         words[done:ends] = read[:, 1:].flatten().to(where)
         done = ends
         yield VectorsEvent(done // (window - 1) * window, num_windows * window)
