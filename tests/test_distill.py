@@ -239,6 +239,9 @@ def test_bad_input_is_refused_by_name(teacher: Teacher, teacher_dir: Path, tmp_p
         load_teacher(str(file))
     with pytest.raises(ValueError, match="cannot be loaded as a causal language model"):
         load_teacher(str(tmp_path / "full"))
+    for missing in (str(tmp_path / "nowhere"), "./nowhere", "nowhere.gguf"):
+        with pytest.raises(ValueError, match="no file or folder at"):
+            load_teacher(missing)
     other = vlhmm.data.word_tokenizer(["a", "b"])
     with pytest.raises(ValueError, match="use the teacher's own"):
         load_teacher(str(teacher_dir), tokenizer=other)

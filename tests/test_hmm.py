@@ -409,3 +409,10 @@ def test_inputs_are_left_alone():
 def test_dense_support_has_every_state_for_every_word():
     support = dense_support(num_words=3, num_states=4)
     assert support.states_of(torch.tensor([0, 2])).tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_its_size_is_what_one_sees() -> None:
+    for kind in EVERY_KIND:
+        _, tables = random_hmm(kind, 0)
+        groups = "" if kind.support == "dense" else f" in {tables.support.num_groups} groups"
+        assert f"{tables.num_states} states{groups}, {tables.num_words} words" in repr(vlhmm.HMM(tables))

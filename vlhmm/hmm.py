@@ -96,6 +96,11 @@ class HMM:
         )
         return cls(precise.to(dtype=arrays.dtype))
 
+    def __repr__(self) -> str:
+        support = self.tables.support
+        groups = f" in {support.num_groups:,} groups" if support.num_groups > 1 else ""
+        return f"HMM({self.num_states:,} states{groups}, {self.num_words:,} words, {self.tables.dtype}, {self.tables.device})"
+
     @property
     def num_states(self) -> int:
         return self.tables.num_states

@@ -50,4 +50,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     suggestion = f"did you mean {close[0]!r}? " if close else ""
-    return f"{suggestion}known are: {', '.join(known)}"
+    return f"{suggestion}known are: {', '.join(repr(name) if ',' in name else name for name in known)}"

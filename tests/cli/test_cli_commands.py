@@ -151,6 +151,18 @@ def test_eval_reads_stdin(run: Run, model_dir: Path, text_file: Path, monkeypatc
     assert from_stdin["log_prob"] == run("eval", model_dir, text_file, "--json").json["log_prob"]
 
 
+def test_eval_without_a_text_scores_what_training_kept_back(run: Run, model_dir: Path, text_file: Path) -> None:
+    results = json.loads((model_dir / "results.json").read_text())
+    answer = run("eval", model_dir, "--json").json
+    assert answer["text"].startswith("test of ")
+    assert answer["split"] == "test"
+    assert math.isclose(answer["perplexity"], results["test"]["perplexity"], rel_tol=1e-5)
+    # The file itself is read as a whole, which is said.
+    whole = run("eval", model_dir, text_file)
+    assert "read in training" in whole.err
+    assert "leave --split out" in run("eval", model_dir, text_file, "--split", "test").error
+
+
 def test_eval_refuses_a_corpus_of_another_tokenizer(run: Run, model_dir: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("\n".join(["quite other words here"] * 100))
@@ -193,9 +205,9 @@ def test_cluster_writes_blocks_that_train_takes(run: Run, text_file: Path, tmp_p
     assert answer["information"] > 0
     options = ("--preset", "demo", "--dry-run", "--json", "--blocks", answer["file"])
     assert run("train", text_file, "--out", tmp_path / "run", *options).json["num_blocks"] == 5
-    shown = run("cluster", text_file, "--blocks", 5, "--out", tmp_path / "again.tsv")
+    shown = run("cluster", text_file, "--blocks", 5, "--out", tmp_path / "new" / "again.tsv")
     assert f"{answer['information']:.4f} nats" in shown.out
-    assert (tmp_path / "again.tsv").read_text() == Path(answer["file"]).read_text()
+    assert (tmp_path / "new" / "again.tsv").read_text() == Path(answer["file"]).read_text()
 
 
 @pytest.mark.parametrize("kind", ["one", "cloned"])

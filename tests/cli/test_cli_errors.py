@@ -32,6 +32,8 @@ def test_a_truncated_model_is_refused(run: Run, model_dir: Path, tmp_path: Path)
         (("--preset", "dem"), "did you mean 'demo'"),
         (("--config", "no.toml"), "no.toml"),
         (("--max-seconds", "soon"), "--max-seconds"),
+        (("--max-seconds", "-1"), "--max-seconds"),
+        (("--set", "states_per_block=1000000000000"), "make states_per_block, num_blocks or dim smaller"),
         (("--set", "batch_size=100000"), "make batch_size or window smaller"),
     ],
 )
@@ -51,6 +53,19 @@ def test_a_bad_config_file_is_refused(run: Run, text_file: Path) -> None:
 def test_cuda_is_refused_where_there_is_none(run: Run, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "--device cpu" in run("train", text_file, "--out", "run", "--device", "cuda").error
+
+
+def test_a_file_is_no_folder_for_a_run(run: Run, text_file: Path) -> None:
+    assert "name a folder" in run("train", text_file, "--out", text_file, *SMALL).error
+
+
+def test_a_picture_is_refused_or_its_folder_made_before_anything_is_computed(run: Run, model_dir: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for command in (("posterior", model_dir, "the file"), ("inspect", model_dir, "--memory", "0")):
+        for name in ("states", "states.txt"):
+            assert "let it end in .png" in run(*command, "--plot", name).error
+        assert run(*command, "--plot", "new/folder/states.png").status == 0
+        Path("new/folder/states.png").unlink()
 
 
 def test_an_unknown_corpus_is_refused(run: Run) -> None:

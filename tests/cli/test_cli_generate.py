@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import Run
 
+from vlhmm.lm import LanguageModel
+
 
 def test_every_line_satisfies_what_was_asked(run: Run, model_dir: Path) -> None:
     asked = ("--must-contain", "file", "--must-contain", "a name", "--exclude", "list", "--words", "5-9")
@@ -24,6 +26,21 @@ def test_every_line_satisfies_what_was_asked(run: Run, model_dir: Path) -> None:
     assert run("generate", model_dir, *options, *asked).out == drawn.out
     as_json = run("generate", model_dir, *options, *asked, "--json").out.splitlines()
     assert [json.loads(line)["text"] for line in as_json] == lines
+
+
+def test_many_texts_are_drawn_a_part_at_a_time(run: Run, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlhmm.cli.generate.DRAWN_AT_ONCE", 2)
+    drawn = list[int]()
+    generate = LanguageModel.generate
+
+    def counted(lm: LanguageModel, *texts: object, num: int, **options: object) -> list[str]:
+        drawn.append(num)
+        return generate(lm, *texts, num=num, **options)
+
+    monkeypatch.setattr(LanguageModel, "generate", counted)
+    shown = run("generate", model_dir, "--num", 5, "--max-tokens", 4, "--seed", 0)
+    assert len(shown.out.splitlines()) == 5
+    assert drawn == [2, 2, 1]
 
 
 def test_beginning_end_pattern_and_length_hold_at_any_temperature(run: Run, model_dir: Path) -> None:

@@ -63,6 +63,16 @@ def test_viterbi_gives_k_sorted_paths(run: Run, model_dir: Path) -> None:
     assert "between 1 and 100" in run("viterbi", model_dir, SENTENCE, "--k", 0).error
 
 
+def test_paths_of_long_texts_show_every_state(run: Run, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    long = " ".join([SENTENCE] * 6)
+    best = json.loads(run("viterbi", model_dir, long, "--json").out)
+    shown = run("viterbi", model_dir, long, "--k", 2).out.split("token by token")[1]
+    assert "…" not in shown
+    states = [str(token["state"]) for token in best["tokens"]]
+    assert shown.split()[3 : 3 + len(states)] == states
+
+
 def test_infill_agrees_with_the_library(run: Run, model_dir: Path) -> None:
     text = "the ___ reads the ___{1,2} ."
     options = ("--num", 3, "--top", 4, "--seed", 5)

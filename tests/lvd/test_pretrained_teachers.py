@@ -125,6 +125,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"]}))
     with pytest.raises(ValueError, match="cannot be loaded"):
         load_vector_teacher(str(tmp_path), tiny_corpus(40).tokenizer)
+    with pytest.raises(ValueError, match="no file or folder at"):
+        load_vector_teacher(str(tmp_path / "nowhere"), tiny_corpus(40).tokenizer)
 
 
 @pytest.mark.llm

@@ -1,11 +1,13 @@
 """The laws of a model's tables: rows sum to one, and dropping states is renormalising."""
 
+import numpy as np
 import pytest
 import torch
 from small_models import ANY_SUPPORT, OVERLAPPING, PARTITIONS, VARIANTS, small_model
 
+from vlhmm.cluster import random_blocks
 from vlhmm.hmm import HMM
-from vlhmm.models import Kept, Model, ModelSettings, build
+from vlhmm.models import Kept, Model, ModelSettings, build, neural_hmm
 from vlhmm.ops.emission import emitting_states
 from vlhmm.tables import Support, Tables, Transition, dense_support
 
@@ -252,3 +254,13 @@ def test_a_table_that_cannot_fit_is_refused_before_it_is_allocated():
     settings = ModelSettings("scalar", states_per_block=1 << 24, transition="table")
     with pytest.raises(ValueError, match="transition table of 16777216 states would take 1,048,576"):
         build(settings, dense_support(3, 1 << 24))
+
+
+def test_embeddings_that_cannot_fit_are_refused_before_they_are_allocated():
+    blocks = random_blocks(6, 2, np.random.default_rng(0))
+    with pytest.raises(
+        ValueError, match=r"2,199,023,255,552 states of width 8 would take 81,920.0 GiB.*states_per_block"
+    ):
+        neural_hmm(blocks, states_per_block=1 << 40, dim=8)
+    with pytest.raises(ValueError, match=r"4 states of width 1,099,511,627,776 would take 16,384.0 GiB.*dim smaller"):
+        neural_hmm(blocks, states_per_block=2, dim=1 << 40)

@@ -54,7 +54,7 @@ def prepare(
     inputs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="INPUTS...", help="Text files (.txt, .jsonl, .parquet, also .gz and .xz) or folders of them."
+            metavar="INPUTS", help="Text files (.txt, .jsonl, .parquet, also .gz and .xz) or folders of them."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The new folder.")],
@@ -147,6 +147,8 @@ def cluster(
     from vlhmm.train_settings import TrainSettings
 
     corpus = read_corpus(corpus_name, data_dir)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     settings = BlockSettings(clustering=kind.value, num_blocks=blocks, eos_block=eos.value)
     made = make_blocks(Recipe(blocks=settings, train=TrainSettings(seed=seed)), corpus)

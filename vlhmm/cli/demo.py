@@ -1,4 +1,4 @@
-"""`vlhmm demo`: from nothing to a model one can look into, in three minutes."""
+"""`vlhmm demo`: from nothing to a model one can look into, in two minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from rich.text import Text
 
 from vlhmm.cli import options
 from vlhmm.cli.options import DeviceOption, Json, choose_device, read_corpus
-from vlhmm.cli.show import command_line, corpus_label, duration, line, message, print_json, print_table, program, table
+from vlhmm.cli.show import (
+    command_line,
+    corpus_label,
+    duration,
+    facts,
+    line,
+    message,
+    print_json,
+    print_table,
+    program,
+    table,
+)
 
 if TYPE_CHECKING:
     from vlhmm.data import Corpus
@@ -96,8 +107,8 @@ def _show_model(folder: Path, corpus: Corpus) -> None:
     lm = load(folder)
     _heading("Ten sentences from the model")
     generator = torch.Generator().manual_seed(0)
-    for text in lm.generate(num=NUM_SENTENCES, max_tokens=SENTENCE_TOKENS, generator=generator):
-        line(" ".join(text.splitlines()))
+    texts = lm.generate(num=NUM_SENTENCES, max_tokens=SENTENCE_TOKENS, generator=generator)
+    facts([(str(number), " ".join(text.splitlines())) for number, text in enumerate(texts, 1)])
     _heading("A sentence of the test text, and the words of the states it most likely came from")
     print_path(lm.viterbi(_sentence(corpus)))
 
@@ -118,9 +129,10 @@ def _sentence(corpus: Corpus) -> str:
 
 def _show_next_steps(folder: Path, results: dict[str, Any]) -> None:
     _heading("Saved")
-    line(f"{folder}  the model and its training run")
+    saved = [("model and training run", str(folder))]
     if results["learning_curve"]:
-        line(f"{results['learning_curve']}  the learning curve")
+        saved.append(("learning curve", results["learning_curve"]))
+    facts(saved)
     _heading("What to type next")
     for command in (
         f'score {folder} "return the name of the file"',

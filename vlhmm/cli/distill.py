@@ -106,7 +106,8 @@ def distill(
     ] = None,
     changes: Changes = None,
     max_seconds: Annotated[
-        float | None, typer.Option("--max-seconds", metavar="S", help="Draw no longer, and train on what is there.")
+        float | None,
+        typer.Option("--max-seconds", min=0, metavar="S", help="Draw no longer, and train on what is there."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Decides everything random.")] = 0,
     device: DeviceOption = options.Device.auto,

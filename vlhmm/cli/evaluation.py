@@ -26,20 +26,31 @@ class Split(StrEnum):
     test = "test"
 
 
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CORPUS|FILE",
+        show_default=False,
+        help="A corpus, a text file, or `-` for stdin; left out: the corpus it was trained on.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command(
         "eval",
-        epilog="Examples:\n  vlhmm eval runs/first pydocs\n  vlhmm eval runs/first letters.txt --json\n"
-        "  zcat news.gz | vlhmm eval runs/first -",
+        epilog="Examples:\n  vlhmm eval runs/demo\n  vlhmm eval runs/demo letters.txt --json\n"
+        "  zcat news.gz | vlhmm eval runs/demo -",
     )(evaluate_text)
 
 
 def evaluate_text(
     folder: ModelDir,
-    source: Annotated[
-        str, typer.Argument(metavar="CORPUS|FILE", help="A corpus, a text file, or `-` for text from stdin.")
-    ],
-    split: Annotated[Split, typer.Option("--split", help="Which part of a corpus.")] = Split.test,
+    source: SourceArgument = None,
+    split: Annotated[
+        Split | None,
+        typer.Option("--split", show_default=False, help="Which part of a corpus, test if not said; a file has none."),
+    ] = None,
     streams: Annotated[
         int, typer.Option("--streams", min=1, help="1: exact; more: faster, each warmed up on the text before it.")
     ] = 1,
@@ -54,15 +65,15 @@ def evaluate_text(
     from vlhmm.lm import load
 
     lm = load(folder, choose_device(device))
-    corpus, tokens = read_source(lm, source, split, data_dir)
+    corpus, tokens, label = read_source(lm, folder, source, split, Split.test, data_dir)
     evaluation = evaluate_shown(HMMScorer(lm.hmm.tables), tokens, lm.tokenizer, "scoring", streams)
     # Only a corpus has a training text to count in.
     scorers = {"uniform": Uniform(lm.tokenizer.vocab_size)} if corpus is None else counting_baselines(corpus)
     baselines = {name: evaluate_shown(scorer, tokens, lm.tokenizer, name) for name, scorer in scorers.items()}
     if as_json:
         values: dict[str, Any] = {
-            "text": source,
-            "split": None if corpus is None else split.value,
+            "text": label if source is None else source,
+            "split": None if corpus is None else (split or Split.test).value,
             **evaluation.to_dict(),
             "byte_perplexity": _byte_perplexity(evaluation),
             "streams": streams,
@@ -71,8 +82,7 @@ def evaluate_text(
         }
         print_json(values)
         return
-    rows = [("text", source if corpus is None else f"{split.value} of {corpus_label(corpus)}")]
-    rows.append(("perplexity", f"{evaluation.perplexity:,.2f} per token"))
+    rows = [("text", label), ("perplexity", f"{evaluation.perplexity:,.2f} per token")]
     if not lm.tokenizer.word_level:
         rows += _subword_rows(evaluation)
     rows += [
@@ -98,13 +108,34 @@ def _byte_perplexity(evaluation: Evaluation) -> float | None:
     return None if evaluation.bits_per_byte is None else float(2**evaluation.bits_per_byte)
 
 
-def read_source(lm: LanguageModel, source: str, split: Split, data_dir: Path | None) -> tuple[Corpus | None, Tokens]:
-    """A split of a corpus, or a text file or stdin without one, in the model's own tokens."""
-    corpus = None if _is_file(source) else corpus_for(lm, source, data_dir)
-    tokens: Tokens = _read_text(source, lm.tokenizer) if corpus is None else getattr(corpus, split.value)
+def read_source(
+    lm: LanguageModel, folder: Path, source: str | None, split: Split | None, default: Split, data_dir: Path | None
+) -> tuple[Corpus | None, Tokens, str]:
+    """A split of a corpus, or a text file or stdin without one, in the model's own tokens; and how to call it."""
+    from vlhmm.cli.run import read_plan
+
+    plan = read_plan(folder)
+    if source is None:
+        if plan is None:
+            raise ValueError(f"{folder} does not say what it was trained on: name a corpus or a text file")
+        corpus = corpus_for(lm, plan.source, data_dir or plan.data_dir)
+    elif _is_file(source):
+        if split is not None:
+            raise ValueError(f"--split {split} is for a corpus, but {source} is one text: leave --split out")
+        if plan is not None and source != "-" and Path(source).resolve() == Path(plan.source).resolve():
+            message(f"note: most of {source} was read in training; leave it out to get the part that was kept back")
+        return None, _not_empty(_read_text(source, lm.tokenizer), source), source
+    else:
+        corpus = corpus_for(lm, source, data_dir)
+    part = split or default
+    label = f"{part.value} of {corpus_label(corpus)}"
+    return corpus, _not_empty(getattr(corpus, part.value), label), label
+
+
+def _not_empty(tokens: Tokens, label: str) -> Tokens:
     if not len(tokens):
-        raise ValueError(f"{source} has 0 tokens, at least 1 is needed")
-    return corpus, tokens
+        raise ValueError(f"{label} has 0 tokens, at least 1 is needed")
+    return tokens
 
 
 def _is_file(source: str) -> bool:

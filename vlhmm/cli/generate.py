@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Phrases = list[str] | None
 CONSTRAINTS = "Constraints on the new text"
+DRAWN_AT_ONCE = 1000
+"""Texts: so many are printed before the next are drawn."""
 
 
 def register(app: typer.Typer) -> None:
@@ -131,18 +133,20 @@ def generate(
         generator.seed()
     else:
         generator.manual_seed(seed)
-    texts = lm.generate(
-        prompt,
-        max_tokens=max_tokens,
-        num=num,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        constraint=constraint,
-        generator=generator,
-    )
-    for text in texts:
-        _print(text, as_json)
+    # At least once: it also says what is wrong with --num.
+    for first in range(0, max(num, 1), DRAWN_AT_ONCE):
+        texts = lm.generate(
+            prompt,
+            max_tokens=max_tokens,
+            num=min(num - first, DRAWN_AT_ONCE),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            constraint=constraint,
+            generator=generator,
+        )
+        for text in texts:
+            _print(text, as_json)
 
 
 def _range(option: str, text: str | None, make: Callable[[int, int | None], Constraint]) -> list[Constraint]:

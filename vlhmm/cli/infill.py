@@ -29,7 +29,7 @@ def infill(
     text: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TEXT]",
+            metavar="TEXT",
             show_default=False,
             help="The text with ___ for a missing token, ___{1,4} for one to four; left out or `-`: stdin, one text a line.",
         ),

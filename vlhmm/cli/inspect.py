@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.evaluation import Split, corpus_for, read_source
-from vlhmm.cli.options import DataDir, DeviceOption, Json, ModelDir, choose_device
-from vlhmm.cli.show import bar, corpus_label, facts, line, print_json, print_table, progress_bar, table
+from vlhmm.cli.evaluation import SourceArgument, Split, read_source
+from vlhmm.cli.options import DataDir, DeviceOption, Json, ModelDir, check_picture, choose_device
+from vlhmm.cli.show import bar, facts, line, print_json, print_table, progress_bar, table
 
 if TYPE_CHECKING:
-    from vlhmm.data import Corpus, Tokens
+    from vlhmm.data import Tokens
     from vlhmm.inspection import Inspection, Memory
     from vlhmm.inspection.summary import Range
     from vlhmm.lm import LanguageModel
@@ -35,15 +35,11 @@ def register(app: typer.Typer) -> None:
 
 def inspect(
     folder: ModelDir,
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CORPUS|FILE]",
-            show_default=False,
-            help="A corpus, a text file, or `-` for stdin; left out: the corpus it was trained on.",
-        ),
+    source: SourceArgument = None,
+    split: Annotated[
+        Split | None,
+        typer.Option("--split", show_default=False, help="Which part of a corpus, valid if not said; a file has none."),
     ] = None,
-    split: Annotated[Split, typer.Option("--split", help="Which part of a corpus.")] = Split.valid,
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=2, metavar="N", help="Only the first N; left out: all of the text.")
     ] = None,
@@ -66,13 +62,10 @@ def inspect(
     from vlhmm.cluster import word_counts
     from vlhmm.lm import load
 
+    check_picture(plot)
     lm = load(folder, choose_device(device))
-    if source is None:
-        corpus, text = _trained_on(lm, folder, split, data_dir)
-    else:
-        corpus, text = read_source(lm, source, split, data_dir)
+    corpus, text, label = read_source(lm, folder, source, split, Split.valid, data_dir)
     counts = None if corpus is None else word_counts(corpus.train, lm.tokenizer.vocab_size)
-    label = f"{split.value} of {corpus_label(corpus)}" if corpus is not None else str(source)
     if tokens is not None and tokens < len(text):
         text, label = _first(text, tokens), f"the beginning of {label}"
     found = _inspected(lm, text, counts, streams, memory, top)
@@ -87,16 +80,6 @@ def inspect(
     if plot is not None:
         line()
         facts([("picture", str(plot))])
-
-
-def _trained_on(lm: LanguageModel, folder: Path, split: Split, data_dir: Path | None) -> tuple[Corpus | None, Tokens]:
-    from vlhmm.cli.run import read_plan
-
-    plan = read_plan(folder)
-    if plan is None:
-        raise ValueError(f"{folder} does not say what it was trained on: name a corpus or a text file")
-    corpus = corpus_for(lm, plan.source, data_dir or plan.data_dir)
-    return corpus, getattr(corpus, split.value)
 
 
 def _first(text: Tokens, count: int) -> Tokens:
@@ -157,7 +140,7 @@ def _show(found: Inspection, lm: LanguageModel, label: str, num_tokens: int) -> 
             ("states", f"{usage.num_states:,}; {needed} of the tokens"),
             (
                 "",
-                f"as open as {usage.effective:,.0f} equally used ones; {usage.at_least_one_token:,} emit a token or more",
+                f"as spread out as {usage.effective:,.0f} equally used ones; {usage.at_least_one_token:,} emit a token or more",
             ),
             (
                 "entropy",
@@ -191,6 +174,7 @@ def _show_memory(memory: Memory) -> None:
         shown.add_row(f"{length}", f"{value:,.2f}", bar(value / highest))
     shown.add_row("all", f"{memory.unlimited:,.2f}", bar(memory.unlimited / highest))
     print_table(shown)
+    line(f"of the {memory.num_tokens:,} tokens that have at least {memory.longest:,} before them", style="dim")
 
 
 def _show_ranges(name: str, ranges: list[Range]) -> None:

@@ -20,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothin
 ModelDir = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `vlhmm train` or `lm.save` wrote.")]
 TextOrStdin = Annotated[
     str | None,
-    typer.Argument(metavar="[TEXT]", show_default=False, help="The text; left out or `-`: stdin, one text a line."),
+    typer.Argument(metavar="TEXT", show_default=False, help="The text; left out or `-`: stdin, one text a line."),
 ]
 CorpusName = Annotated[
     str,
@@ -58,6 +58,18 @@ def choose_device(device: Device) -> torch.device:
             f"--device cuda, but torch {torch.__version__} finds 0 CUDA devices on this machine: use --device cpu"
         )
     return torch.device("cuda" if available and device is not Device.cpu else "cpu")
+
+
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuses a picture that could not be written, before anything is computed, and makes its folder."""
+    if path is None:
+        return
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot {path} is no picture's name: let it end in {', '.join(PICTURES)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def read_corpus(source: str, data_dir: Path | None) -> Corpus:

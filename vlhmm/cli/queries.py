@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from vlhmm.cli.options import Json, ModelDir, TextOrStdin, texts_of
+from vlhmm.cli.options import Json, ModelDir, TextOrStdin, check_picture, texts_of
 from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_table, table
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _surprise_bar(log_prob: float, width: int = BAR_WIDTH) -> Text:
 def next_tokens(
     folder: ModelDir,
     text: Annotated[
-        str, typer.Argument(metavar="[TEXT]", show_default=False, help="What came before; `-`: stdin, a text a line.")
+        str, typer.Argument(metavar="TEXT", show_default=False, help="What came before; `-`: stdin, a text a line.")
     ] = "",
     top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,
     as_json: Json = False,
@@ -118,6 +118,7 @@ def posterior(
     from vlhmm.lm import load
     from vlhmm.plot import trellis
 
+    check_picture(plot)
     lm = load(folder)
     texts = texts_of(text) if plot is None else list(texts_of(text))
     if isinstance(texts, list) and len(texts) > 1:
@@ -132,7 +133,7 @@ def posterior(
         if plot is not None:
             trellis(lm.explain(one, PLOTTED_STATES, PLOTTED_STATES), plot)
             if not as_json:
-                line(f"{plot}  states against words")
+                line(f"picture  {plot}")
 
 
 def _explanation_json(text: str, explanation: Explanation) -> dict[str, Any]:
@@ -232,13 +233,15 @@ def viterbi(
 
 def _print_paths(paths: list[BestPath], log_prob: float) -> None:
     """Each path's states; those that differ from the best path's set off."""
-    shown = table("path", "log p", "p given text", *paths[0].tokens, right=("path", "log p", "p given text"))
+    numbers = ("path", "log p", "p given text")
+    shown = table(*numbers, "states, token by token", right=numbers)
+    width = max(len(str(state.state)) for path in paths for state in path.states)
     for rank, path in enumerate(paths, start=1):
-        states = [
-            Text(str(state.state), "green" if state == best else "bold yellow")
-            for state, best in zip(path.states, paths[0].states, strict=True)
-        ]
-        shown.add_row(str(rank), f"{path.log_prob:.2f}", f"{math.exp(path.log_prob - log_prob):.4f}", *states)
+        # As many lines as it takes: a state's number cut short is none.
+        states = Text(no_wrap=False)
+        for state, best in zip(path.states, paths[0].states, strict=True):
+            states.append(f"{state.state:>{width}} ", "green" if state == best else "bold yellow")
+        shown.add_row(str(rank), f"{path.log_prob:.2f}", f"{math.exp(path.log_prob - log_prob):.2g}", states)
     print_table(shown)
 
 

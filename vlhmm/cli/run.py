@@ -134,7 +134,8 @@ def train_and_report(
     model = plan.recipe.make_model(corpus, blocks).to(device)
     message(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words")
     message(
-        f"{model.support.num_states:,} states in {blocks.num_blocks:,} blocks, {model.num_parameters:,} parameters, on {device}"
+        f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
+        f"{model.num_parameters:,} parameters, on {device}"
     )
 
     def write_plan() -> None:

@@ -65,17 +65,34 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A table without lines; the columns named in `right` are numbers."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+class _OneLineRows(Table):
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Words that do not fit are cut short in their line, and do not go on in the next unless the cell says so."""
+        super().add_row(*(_one_line(cell) for cell in cells), **options)
+
+
+def _one_line(cell: Any) -> Any:
+    if isinstance(cell, str):
+        return Text(cell, no_wrap=True)
+    if isinstance(cell, Text) and cell.no_wrap is None:
+        cell.no_wrap = True
+    return cell
+
+
+def table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """A table without lines; the columns named in `right` are numbers.
+
+    Where the terminal is narrow, words are cut short, the longest first, but never numbers nor the columns in `whole`.
+    """
+    shown = _OneLineRows(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         number = column in right
-        # Where the terminal is narrow, words are cut short, never numbers.
         shown.add_column(
-            column,
+            _one_line(column),
             justify="right" if number else "left",
             overflow="ellipsis",
-            no_wrap=True,
+            # rich takes from columns that may wrap before it takes from any other.
+            no_wrap=number or column in whole,
             min_width=max(NUMBER_WIDTH, len(column)) if number else None,
         )
     return shown

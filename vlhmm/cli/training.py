@@ -61,7 +61,11 @@ def train(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="demo, default, linear, scalar, chiu2020-ptb, ..."),
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="demo (for a CPU), default (for a GPU; taken if none is named), linear, scalar, chiu2020-ptb, ...",
+        ),
     ] = None,
     method: Annotated[
         Method | None,
@@ -80,7 +84,9 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Decides everything random.")] = None,
     device: DeviceOption = options.Device.auto,
-    max_seconds: Annotated[float | None, typer.Option("--max-seconds", metavar="S", help="Stop after S.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option("--max-seconds", min=0, metavar="S", help="Stop after S.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR, with its settings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
@@ -91,6 +97,8 @@ def train(
     from vlhmm.cli.run import Plan, read_plan, train_and_report
 
     chosen_device = choose_device(device)
+    if out.is_file():
+        raise ValueError(f"--out {out} is a file: name a folder")
     saved = read_plan(out) if resume else None
     if method is None and saved is not None and saved.em is not None:
         method = Method.em

@@ -60,7 +60,7 @@ def _usage(axes: Any, inspection: Inspection) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xlabel(f"states, most used first (of {inspection.usage.num_states:,})")
     axes.set_ylabel("% of the tokens")
-    axes.set_title(f"states used: as open as {inspection.usage.effective:,.0f} equal ones", fontsize=9)
+    axes.set_title(f"states used: as spread out as {inspection.usage.effective:,.0f} equal ones", fontsize=9)
 
 
 def _blocks(axes: Any, inspection: Inspection) -> None:

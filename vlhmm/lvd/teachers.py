@@ -15,6 +15,7 @@ from vlhmm.checkpoint import CONFIG
 from vlhmm.data import Tokenizer
 from vlhmm.decoder import is_decoder_folder, load_decoder
 from vlhmm.teacher import Teacher, load_teacher
+from vlhmm.teacher.model import looks_like_path
 
 LEFT_AND_RIGHT = "ForMaskedLM"
 """How the architectures end that read a text from both sides."""
@@ -150,7 +151,7 @@ def _is_masked(name: str) -> bool:
         architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
         return any(architecture.endswith(LEFT_AND_RIGHT) for architecture in architectures)
     # Files of packages and .gguf are causal; of a name on the hub its configuration tells.
-    if Path(name).exists() or "/" not in name:
+    if Path(name).exists() or "/" not in name or looks_like_path(name):
         return False
     try:
         from transformers import AutoConfig

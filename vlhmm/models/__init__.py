@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vlhmm.memory import require_memory
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.model import Model, Window
 from vlhmm.models.settings import ModelSettings
@@ -127,6 +128,15 @@ def build_blocked(
     if reset == "eos" and eos_id is None:
         raise ValueError('reset is "eos", but eos_id is None: name the EOS token, or carry the state over it')
     block_of_word = torch.as_tensor(np.asarray(blocks.block_of_word, dtype=np.int64))
+    num_states = blocks.num_blocks * settings.states_per_block
+    # The least a model has of each state: its number, and an embedding where there are any.
+    width = 0 if settings.parameterization == "scalar" else settings.dim
+    require_memory(
+        num_states * (8 + width * torch.get_default_dtype().itemsize),
+        f"a model of {num_states:,} states of width {width:,}",
+        "make states_per_block, num_blocks or dim smaller",
+        block_of_word.device,
+    )
     support = blocked_support(block_of_word, blocks.num_blocks, settings.states_per_block)
     return build(settings, support, eos_id if reset == "eos" else None, generator)
 

@@ -130,4 +130,11 @@ def _find(name: str) -> tuple[str, dict[str, str]]:
         files = sorted(Path(folder).glob("*.gguf"))
         if files:
             return folder, {"gguf_file": files[0].name}
+    if looks_like_path(name):
+        raise ValueError(f"no file or folder at {name}: give one, an installed package, or a name on the hub")
     return name, {}
+
+
+def looks_like_path(name: str) -> bool:
+    """No name on the hub, which is `name` or `owner/name`."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
