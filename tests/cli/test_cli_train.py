@@ -31,6 +31,7 @@ def test_dry_run_writes_nothing(run: Run, text_file: Path, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
     plan = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--dry-run", "--json").json
     assert plan["num_states"] == 24
+    assert 0 < plan["estimated_bytes"] < plan["available_bytes"]
     assert plan["recipe"]["train"]["window"] == 16
 
 

@@ -267,6 +267,7 @@ def _show_plan(
 
     from vlhmm.cli.run import estimated_bytes, training_steps
     from vlhmm.em import em_steps
+    from vlhmm.memory import available_bytes
 
     blocks = _sketch_blocks(recipe, corpus, blocks_file)
     model = recipe.make_model(corpus, blocks)
@@ -285,6 +286,7 @@ def _show_plan(
         "num_parameters": model.num_parameters,
         "steps": steps,
         "estimated_bytes": needed,
+        "available_bytes": available_bytes(device),
         "device": str(device),
         "recipe": sections,
     }
@@ -300,7 +302,7 @@ def _show_plan(
     facts(
         [
             *_size_facts(corpus, blocks, model, steps, recipe, em),
-            ("memory", f"about {size(needed)} while training, on {device}"),
+            ("memory", f"about {size(needed)} while training, of {size(available_bytes(device))} free on {device}"),
             ("written", "nothing, this was a dry run"),
         ]
     )
