@@ -16,6 +16,7 @@ from queue import SimpleQueue
 
 import torch
 
+from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.data import Corpus
 from vlhmm.experiments.rows import RowEvent, RowRun, run_row
 from vlhmm.train import LOG_STEPS, StepEvent
@@ -30,6 +31,10 @@ class TrainingEnded:
 
 SideEvent = RowEvent | TrainingEnded
 
+SOON, LATER = -1, 0
+"""Priorities on a GPU. A baseline is a long chain of small kernels: they take little of the device, but behind the large ones of an
+HMM each would wait its turn."""
+
 
 def train_side_by_side(
     runs: Sequence[tuple[RowRun, Corpus]], device: torch.device, jobs: int, max_seconds: float | None = None
@@ -39,13 +44,16 @@ def train_side_by_side(
     events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
-    streams: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
-    for _ in range(jobs):
-        streams.put(torch.cuda.Stream(device) if device.type == "cuda" else None)
+    streams: dict[int, SimpleQueue[torch.cuda.Stream | None]] = {}
+    for priority in (SOON, LATER):
+        streams[priority] = SimpleQueue()
+        for _ in range(jobs):
+            streams[priority].put(torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None)
 
     def train(run: RowRun, corpus: Corpus) -> None:
         error: Exception | None = None
-        stream = streams.get()
+        idle = streams[SOON if isinstance(run.row.settings, BaselineSettings) else LATER]
+        stream = idle.get()
         try:
             if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
                 return
@@ -61,7 +69,7 @@ def train_side_by_side(
         except Exception as caught:
             error = caught
         finally:
-            streams.put(stream)
+            idle.put(stream)
             events.put((run, TrainingEnded(error)))
 
     with ThreadPoolExecutor(jobs) as pool:
