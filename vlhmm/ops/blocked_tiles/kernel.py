@@ -18,16 +18,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from vlhmm.ops.recursion_factors.kernel import finite_or_zero
 from vlhmm.ops.rounding.kernel import nearest_tf32
 
 # `do_not_specialize`: another number of positions is no reason to compile anew.
-
-
-@triton.jit
-@no_type_check
-def finite_or_zero(peak):
-    """A shift that leaves -inf as it is, where nothing is possible."""
-    return tl.where(peak == float("-inf"), 0.0, peak)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ NO_MESSAGE = tl.constexpr(2.0**127)
 @triton.jit
 @no_type_check
 def finite_or_zero(peak):
+    """A shift that leaves -inf as it is, where nothing is possible."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
