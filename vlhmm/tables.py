@@ -253,6 +253,10 @@ class Belief:
     log_probs: Float[Tensor, "B K"]
     """All -inf where the past has probability zero."""
 
+    def of(self, sequences: Int[Tensor, " R"] | list[int] | slice) -> Belief:
+        """That of these sequences alone."""
+        return Belief(self.token[sequences], self.log_probs[sequences])
+
     @property
     def probs(self) -> Float[Tensor, "B K"]:
         return self.log_probs.exp()

@@ -50,7 +50,7 @@ def blocked_window(
         # A boundary has rows for every sequence, and nothing shall flow back through numbers that vanished.
         return plain_window(tables, batch, belief, boundary)
     part = Batch(batch.tokens[rows], batch.lengths[rows])
-    carried = None if belief is None else Belief(belief.token[rows], belief.log_probs[rows])
+    carried = None if belief is None else belief.of(rows)
     log_probs, log_last = plain_window(tables, part, carried, None)
     return run.token_log_probs.index_copy(0, rows, log_probs), run.log_last.index_copy(0, rows, log_last)
 

@@ -33,7 +33,7 @@ def parallel_token_log_probs(tables: Tables, batch: Batch, belief: Belief | None
         _one_sequence(
             tables,
             tokens[:length],
-            None if belief is None else Belief(belief.token[row : row + 1], belief.log_probs[row : row + 1]),
+            None if belief is None else belief.of(slice(row, row + 1)),
         )
         for row, (tokens, length) in enumerate(zip(batch.tokens, batch.lengths.tolist(), strict=True))
     ]

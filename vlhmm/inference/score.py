@@ -42,7 +42,7 @@ def score(
     log_last = tables.log_emission.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
     token = batch.tokens[:, 0]
     for first, rows, part in windows(batch, window):
-        carried = _select(belief, rows) if first == 0 else Belief(token[rows], log_last[rows])
+        carried = Belief(token, log_last).of(rows) if first else belief and belief.of(rows)
         entering = boundary if first == 0 else None
         if torch.is_grad_enabled():
             log_probs, part_last = _checkpointed(tables, part, carried, entering)
@@ -79,10 +79,6 @@ def _window(
     return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
 
 
-def _select(belief: Belief | None, rows: Int[Tensor, " R"]) -> Belief | None:
-    return None if belief is None else Belief(belief.token[rows], belief.log_probs[rows])
-
-
 def _checkpointed(
     tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Tensor, Tensor]:
@@ -114,7 +110,7 @@ def filter_states(tables: Tables, batch: Batch, belief: Belief | None = None, wi
     log_last = probs.new_zeros(size, tables.support.states_per_word)
     token = batch.tokens[:, 0].clone()
     for first, rows, part in windows(batch, window):
-        carried = _select(belief, rows) if first == 0 else Belief(token[rows], log_last[rows])
+        carried = Belief(token, log_last).of(rows) if first else belief and belief.of(rows)
         _, log_filtered, log_last[rows] = filtered(window_factors(tables, part, carried), tables.precision)
         probs[rows, first : first + part.num_positions] = log_filtered.exp()
         token[rows] = part.last_tokens()

@@ -52,7 +52,7 @@ def read_text(
     )
     done = 0
     for first, rows, part in stretches:
-        carried = None if first == 0 else Belief(belief.token[rows], belief.log_probs[rows])
+        carried = None if first == 0 else belief.of(rows)
         entering.append(carried)
         log_probs, log_filtered, after = filtered(window_factors(tables, part, carried), "highest")
         raise_impossible(log_probs, first, rows, "inspect")

@@ -131,5 +131,5 @@ class _Alternatives:
         """log p(filled text), each of an alternative."""
         belief = self._belief
         if belief is not None:
-            belief = Belief(belief.token[numbers], belief.log_probs[numbers])
+            belief = belief.of(numbers)
         return filled_log_prob(self._tables, filled, self._batch.lengths[numbers], belief)
