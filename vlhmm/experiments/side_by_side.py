@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -35,6 +36,9 @@ SOON, LATER = -1, 0
 """Priorities on a GPU. A baseline is a long chain of small kernels: they take little of the device, but behind the large ones of an
 HMM each would wait its turn."""
 
+STEPS_AHEAD = 4
+"""A thread queues no more steps than that. One that fills its queue waits within the driver, and all the others with it."""
+
 
 def train_side_by_side(
     runs: Sequence[tuple[RowRun, Corpus]], device: torch.device, jobs: int, max_seconds: float | None = None
@@ -59,8 +63,14 @@ def train_side_by_side(
                 return
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             training = run_row(run, corpus, device, max_seconds=left, side_by_side=jobs)
-            with torch.cuda.stream(stream) if stream else nullcontext():
+            # Else all backward passes share a thread, and with it streams of the RNN library: one could not capture them while
+            # another uses them.
+            own_backward = torch.autograd.set_multithreading_enabled(False)
+            ahead = _StepsAhead(stream)
+            with own_backward, torch.cuda.stream(stream) if stream else nullcontext():
                 for event in training:
+                    if isinstance(event, StepEvent):
+                        ahead.wait()
                     if stopping.is_set():
                         training.close()
                         return
@@ -84,3 +94,17 @@ def train_side_by_side(
         finally:
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _StepsAhead:
+    """Of a thread before its stream: `wait`, called after each step, keeps them at STEPS_AHEAD."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._stream = stream
+        self._ends: deque[torch.cuda.Event] = deque()
+
+    def wait(self) -> None:
+        if self._stream is not None:
+            self._ends.append(self._stream.record_event(torch.cuda.Event(blocking=True)))
+            if len(self._ends) > STEPS_AHEAD:
+                self._ends.popleft().synchronize()
