@@ -19,6 +19,8 @@ from vlhmm.baselines import (
     Unigram,
     train_baseline,
 )
+from vlhmm.baselines.adam import AdamStep
+from vlhmm.baselines.training import seconds_per_epoch
 from vlhmm.checkpoint import read_tensors
 from vlhmm.evaluate import evaluate
 from vlhmm.run_folder import read_log
@@ -45,7 +47,25 @@ def test_every_baseline_learns_and_ends_with_its_best_weights(corpus: vlhmm.Corp
     assert evaluate(result.scorer, corpus.valid, streams=32).perplexity == pytest.approx(result.best_valid, rel=1e-6)
     assert result.epochs == KINDS[name].epochs
     assert result.reason == "finished"
-    assert result.seconds_per_epoch > 0
+
+
+def test_an_epochs_time_is_that_of_its_windows(corpus: vlhmm.Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a step moves on by one: as many seconds as there are windows."""
+    settings, steps = KINDS["lstm"], list[int]()
+    made = AdamStep.__call__
+
+    def counted(step: AdamStep, tokens: torch.Tensor, fresh: bool) -> None:
+        made(step, tokens, fresh)
+        steps.append(tokens.numel())
+
+    monkeypatch.setattr(AdamStep, "__call__", counted)
+    monkeypatch.setattr("vlhmm.baselines.training.time.perf_counter", lambda: float(len(steps)))
+    for num_timed, max_seconds in ((5, 99.0), (5, 2.0)):
+        seconds = seconds_per_epoch(
+            settings, corpus, device=torch.device("cpu"), steps=num_timed, max_seconds=max_seconds
+        )
+        assert seconds == pytest.approx(len(corpus.train) / (settings.batch_size * settings.window))
+    assert len(steps) == 5 + 3
 
 
 @pytest.mark.parametrize("name", ["feedforward", "lstm", "awd-lstm", "hmm-add"])

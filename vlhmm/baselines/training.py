@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +26,6 @@ from vlhmm.run_folder import RunFolder
 from vlhmm.step import part_of
 from vlhmm.train import LOG_STEPS, SAVE_SECONDS, VALID_STREAMS, CheckEvent, StepEvent, require_hope, stop_signals
 
-UNTIMED_STEPS = 10
-"""The first steps compile kernels and capture graphs: they do not count as an epoch's time."""
-
 
 @dataclass(frozen=True)
 class TrainedBaseline:
@@ -35,8 +33,6 @@ class TrainedBaseline:
 
     scorer: NeuralScorer
     num_parameters: int
-    seconds_per_epoch: float
-    """Of training steps alone, without validation and the first steps; NaN if there were no others."""
     epochs: float
     """Passes over the training text that were made."""
     best_valid: float
@@ -106,6 +102,27 @@ def train_baseline(
         yield run.finished("flat" if run.stepper.exhausted() else "finished")
 
 
+def seconds_per_epoch(
+    settings: BaselineSettings, corpus: Corpus, *, device: torch.device, steps: int, max_seconds: float
+) -> float:
+    """Of training steps without checks, with nothing beside them: a fresh model reads the text's first windows."""
+    run = _Run(settings, corpus, device, 0, None)
+    windows = list(islice(run.text.windows(0, 0), steps))
+    if device.type == "cuda":
+        # Each length of window must have been met before it is captured.
+        for tokens in windows * 3:
+            run.train_step(tokens)
+        torch.cuda.synchronize(device)
+    begun, already = time.perf_counter(), run.tokens_seen
+    for tokens in windows:
+        run.train_step(tokens)
+        if time.perf_counter() - begun > max_seconds:
+            break
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - begun) * len(corpus.train) / (run.tokens_seen - already)
+
+
 def _text_of(
     settings: BaselineSettings, corpus: Corpus, seed: int
 ) -> RandomLengthWindows | WindowsInOrder | ShuffledWindows:
@@ -138,9 +155,6 @@ class _Run:
         self.enter_epoch(0)
         self.best_perplexity = math.inf
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        self.train_seconds, self.timed_tokens = 0.0, 0
-        self._untimed_left = UNTIMED_STEPS
-        self._clock_started: tuple[float, int] | None = None
         self.about: dict[str, Any] = {
             "kind": type(settings).__name__,
             "settings": asdict(settings),
@@ -153,9 +167,6 @@ class _Run:
         self.window += 1
         self.step += 1
         self.tokens_seen += tokens.numel()
-        self._untimed_left -= 1
-        if self._clock_started is None:
-            self._start_clock()
 
     def enter_epoch(self, epoch: int, window: int = 0) -> None:
         """Goes on with the epoch's window of that number; checks stand at equal distances, the last one at the end."""
@@ -173,7 +184,6 @@ class _Run:
     def check(self) -> CheckEvent:
         """Scores the validation text, and keeps the weights if they are the best so far."""
         self.loss()
-        self._stop_clock()
         with self.stepper.scored_weights():
             perplexity = evaluate(NeuralScorer(self.model), self.corpus.valid, streams=VALID_STREAMS).perplexity
             improved = perplexity < self.best_perplexity
@@ -181,48 +191,25 @@ class _Run:
                 self.best_perplexity = perplexity
                 self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.stepper.after_check(math.log(perplexity))
-        self._start_clock()
         return CheckEvent(self.step, self.num_steps, self.tokens_seen, perplexity, self.best_perplexity, improved)
 
     def finished(self, reason: Literal["finished", "flat", "time", "interrupted"]) -> TrainedBaseline:
         """Leaves the model with its best weights; a run stopped before its first check makes one."""
         if math.isinf(self.best_perplexity):
             self.check()
-        self._stop_clock()
         self.model.load_state_dict(self.best_state)
-        tokens = len(self.corpus.train)
         return TrainedBaseline(
             NeuralScorer(self.model),
             num_parameters(self.model),
-            self.train_seconds * tokens / self.timed_tokens if self.timed_tokens else math.nan,
             self.epoch + self.window / self.num_windows,
             self.best_perplexity,
             reason,
         )
 
-    def _start_clock(self) -> None:
-        if self._untimed_left <= 0:
-            self._wait_for_device()
-            self._clock_started = (time.monotonic(), self.tokens_seen)
-
-    def _stop_clock(self) -> None:
-        if self._clock_started is not None:
-            self._wait_for_device()
-            began, tokens = self._clock_started
-            self.train_seconds += time.monotonic() - began
-            self.timed_tokens += self.tokens_seen - tokens
-            self._clock_started = None
-
-    def _wait_for_device(self) -> None:
-        if self.device.type == "cuda":
-            # Not for the whole device, while another thread may capture.
-            torch.cuda.current_stream(self.device).synchronize()
-
     def save(self) -> None:
         if self.folder is None:
             return
         self.loss()
-        self._stop_clock()
         tensors, values = self.stepper.state()
         tensors |= {f"best.{name}": value for name, value in self.best_state.items()}
         self.folder.save_state(
@@ -235,11 +222,8 @@ class _Run:
                 "step": self.step,
                 "tokens_seen": self.tokens_seen,
                 "best_perplexity": self.best_perplexity,
-                "train_seconds": self.train_seconds,
-                "timed_tokens": self.timed_tokens,
             },
         )
-        self._start_clock()
 
     def restore(self) -> None:
         """Goes on exactly where `save` left off."""
@@ -255,7 +239,6 @@ class _Run:
         self.step, self.tokens_seen, self.best_perplexity = (
             values[name] for name in ("step", "tokens_seen", "best_perplexity")
         )
-        self.train_seconds, self.timed_tokens = values["train_seconds"], values["timed_tokens"]
         self.folder.cut_log(self.step)
 
     def _check_same_run(self, about: dict[str, Any]) -> None:

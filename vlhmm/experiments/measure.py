@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlhmm.baselines import training as baselines
+from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.capture import captured
 from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch
@@ -151,6 +153,11 @@ def seconds_per_epoch(model: Model, recipe: Recipe, corpus: Corpus) -> Measured:
     _wait(device)
     per_step = (time.perf_counter() - begun) / count
     return Measured("seconds_per_epoch", per_step * epoch.num_windows, f"{count} training steps alone, without checks")
+
+
+def baseline_seconds_per_epoch(settings: BaselineSettings, corpus: Corpus, device: torch.device) -> Measured:
+    seconds = baselines.seconds_per_epoch(settings, corpus, device=device, steps=TIMED_STEPS, max_seconds=TIMED_SECONDS)
+    return Measured("seconds_per_epoch", seconds, f"at most {TIMED_STEPS} training steps alone, without checks")
 
 
 def running_train(log: Sequence[Mapping[str, Any]], steps_per_epoch: int) -> float | None:

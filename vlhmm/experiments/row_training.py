@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import torch
@@ -12,7 +11,7 @@ from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.baselines.training import TrainedBaseline, train_baseline
 from vlhmm.data import Corpus
 from vlhmm.experiments.hmm_training import read_timing, train_baum_welch, train_hmm, train_restarts, write_timing
-from vlhmm.experiments.measure import Measured, thinned_curve
+from vlhmm.experiments.measure import thinned_curve
 from vlhmm.experiments.row_events import Place, RowStopped, Trained, Training, Working
 from vlhmm.experiments.row_settings import BaumWelchHMM, KneserNeySettings, RestartedHMM, TaughtHMM, with_seed
 from vlhmm.experiments.table_file import Row
@@ -29,11 +28,10 @@ def train_row(
     device: torch.device,
     place: Place,
     max_seconds: float | None,
-    side_by_side: int = 1,
 ) -> Training:
     """Trains what the row describes, or goes on with it; the last event is `RowStopped` if it did not get to the end.
 
-    `whole`: the table's corpus. `side_by_side`: so many trainings share the device.
+    `whole`: the table's corpus.
     """
     settings, corpus = with_seed(row.settings, seed), training_text(whole, row)
     match settings:
@@ -48,7 +46,7 @@ def train_row(
         case KneserNeySettings():
             return (yield from _fit_kneser_ney(settings, corpus))
         case _:
-            return (yield from _train_neural(settings, seed, corpus, device, place, max_seconds, side_by_side))
+            return (yield from _train_neural(settings, seed, corpus, device, place, max_seconds))
 
 
 def _fit_kneser_ney(settings: KneserNeySettings, corpus: Corpus) -> Training:
@@ -71,7 +69,6 @@ def _train_neural(
     device: torch.device,
     place: Place,
     max_seconds: float | None,
-    side_by_side: int,
 ) -> Training:
     begun = time.monotonic()
     earlier = read_timing(place.folder)
@@ -87,15 +84,8 @@ def _train_neural(
             yield event
     assert trained is not None
     seconds = earlier.get("seconds", 0.0) + time.monotonic() - begun
-    shared_by = max(side_by_side, earlier.get("side_by_side", 1))
-    write_timing(place.folder, {"seconds": seconds, "side_by_side": shared_by})
+    write_timing(place.folder, {"seconds": seconds})
     if trained.reason in ("time", "interrupted"):
         yield RowStopped("time" if trained.reason == "time" else "interrupted", step, num_steps)
         return None
-    others = []
-    if math.isfinite(trained.seconds_per_epoch):
-        protocol = "training steps without checks and the first steps"
-        if shared_by > 1:
-            protocol += f", while {shared_by:.0f} trainings shared the device"
-        others.append(Measured("seconds_per_epoch", trained.seconds_per_epoch, protocol))
-    return Trained(trained.scorer, trained.num_parameters, seconds, others, thinned_curve(read_log(place.folder)))
+    return Trained(trained.scorer, trained.num_parameters, seconds, [], thinned_curve(read_log(place.folder)))

@@ -10,9 +10,17 @@ from pathlib import Path
 
 import torch
 
+from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.data import Corpus
 from vlhmm.experiments.hmm_training import shared_blocks
-from vlhmm.experiments.measure import Measured, perplexities, seconds_per_epoch, thinned_curve, times
+from vlhmm.experiments.measure import (
+    Measured,
+    baseline_seconds_per_epoch,
+    perplexities,
+    seconds_per_epoch,
+    thinned_curve,
+    times,
+)
 from vlhmm.experiments.provenance import commit_of_source, device_name, versions
 from vlhmm.experiments.results import (
     Identity,
@@ -92,7 +100,7 @@ class RowRun:
         return found
 
     def is_timed(self, result: Result) -> bool:
-        asked = self.row.timings and isinstance(self.row.settings, Recipe)
+        asked = self.row.timings and isinstance(self.row.settings, Recipe | BaselineSettings)
         return not asked or result.status != "finished" or "seconds_per_epoch" in result.measured
 
     def written_as(self) -> tuple[Path, str, str]:
@@ -119,12 +127,12 @@ def run_row(
     *,
     force: bool = False,
     max_seconds: float | None = None,
-    side_by_side: int = 1,
+    alone: bool = True,
 ) -> Generator[RowEvent, None, None]:
     """Trains, scores and times a row, an event at a time; the last one is `RowDone` or `RowStopped`.
 
-    A result that is there is not made again, what it lacks is added; `force` forgets it first. `side_by_side`: so many
-    share the device; if it is not this one alone, times are left for later.
+    A result that is there is not made again, what it lacks is added; `force` forgets it first. If others share the
+    device, times are left for when it is `alone`.
     """
     if force:
         run.discard()
@@ -133,12 +141,12 @@ def run_row(
     if found is None:
         if not force and not run.folder.exists():
             _refuse_outdated(run)
-        found = yield from _train_and_score(run, corpus, device, max_seconds, side_by_side)
+        found = yield from _train_and_score(run, corpus, device, max_seconds)
         if found is None:
             return
         fresh = True
     path, result = found
-    if side_by_side == 1 and not run.is_timed(result):
+    if alone and not run.is_timed(result):
         result = yield from _with_times(run, result, corpus, device)
         write_result(path.parent, result)
         fresh = True
@@ -146,14 +154,14 @@ def run_row(
 
 
 def _train_and_score(
-    run: RowRun, corpus: Corpus, device: torch.device, max_seconds: float | None, side_by_side: int
+    run: RowRun, corpus: Corpus, device: torch.device, max_seconds: float | None
 ) -> Generator[RowEvent, None, tuple[Path, Result] | None]:
     measured: list[Measured] = []
     trained: Trained | None = None
     message = ""
     begun = time.monotonic()
     try:
-        trained = yield from train_row(run.row, run.seed, corpus, device, run.place, max_seconds, side_by_side)
+        trained = yield from train_row(run.row, run.seed, corpus, device, run.place, max_seconds)
         if trained is None:
             return None
         measured = [Measured("parameters", float(trained.num_parameters)), *trained.others]
@@ -191,12 +199,15 @@ def _train_and_score(
 
 def _with_times(run: RowRun, result: Result, corpus: Corpus, device: torch.device) -> Generator[RowEvent, None, Result]:
     """Times do not depend on the weights: those of a fresh model, so they can be taken long after the training."""
-    recipe, text = with_seed(run.row.settings, run.seed), training_text(corpus, run.row)
-    assert isinstance(recipe, Recipe)
+    settings, text = with_seed(run.row.settings, run.seed), training_text(corpus, run.row)
     yield Working("timing")
-    blocks = yield from shared_blocks(recipe, text, run.place.blocks)
-    model = recipe.make_model(text, blocks).to(device)
-    taken = [*times(model, recipe, text), seconds_per_epoch(model, recipe, text)]
+    if isinstance(settings, Recipe):
+        blocks = yield from shared_blocks(settings, text, run.place.blocks)
+        model = settings.make_model(text, blocks).to(device)
+        taken = [*times(model, settings, text), seconds_per_epoch(model, settings, text)]
+    else:
+        assert isinstance(settings, BaselineSettings)
+        taken = [baseline_seconds_per_epoch(settings, text, device)]
     where = "" if device_name(device) == result.device else f", on {device_name(device)}"
     return replace(
         result,

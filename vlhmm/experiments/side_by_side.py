@@ -62,7 +62,7 @@ def train_side_by_side(
             if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
                 return
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            training = run_row(run, corpus, device, max_seconds=left, side_by_side=jobs)
+            training = run_row(run, corpus, device, max_seconds=left, alone=False)
             # Else all backward passes share a thread, and with it streams of the RNN library: one could not capture them while
             # another uses them.
             own_backward = torch.autograd.set_multithreading_enabled(False)
