@@ -158,23 +158,28 @@ def test_rates_are_tried_before_rows_are_run(run: Run, text: Path) -> None:
         f'title = "Rates"\ncorpus = "{text}"\ncolumns = ["valid"]\nwindows = 16\ntimings = false\nseeds = [3, 4]\n'
         'rate_tokens = 500\npreset = "lee2025-scalar"\n'
         "changes = { states_per_block = 4, batch_size = 8, window = 16, checks_per_epoch = 1 }\n"
-        '[[rows]]\nname = "HMM"\nrates = [0.001, 0.5]\n'
+        '[[rows]]\nname = "HMM"\nrates = [0.01, 0.1, 1.0]\n'
     )
     done = run("table", "run", "rates.toml", "--json", "--device", "cpu").json
-    assert [(one["row"], one["seed"]) for one in done] == [
-        ("HMM, rate 0.001", 3),
-        ("HMM, rate 0.5", 3),
-        ("HMM", 3),
-        ("HMM", 4),
+    *tried, first, second = done
+    assert [(one["row"], one["seed"]) for one in tried[:3]] == [
+        ("HMM, rate 0.01", 3),
+        ("HMM, rate 0.1", 3),
+        ("HMM, rate 1", 3),
     ]
+    assert [(one["row"], one["seed"]) for one in (first, second)] == [("HMM", 3), ("HMM", 4)]
     # Of the trials only results are kept.
     assert len([path for path in Path("runs/table").iterdir() if (path / "log.jsonl").exists()]) == 2
-    best = min(done[:2], key=lambda one: one["measured"]["valid"])["settings"]["train"]["learning_rate"]
-    assert done[2]["settings"]["train"]["learning_rate"] == best
-    assert f"HMM {best:g} of 0.001, 0.5" in " ".join(run("table", "show", "rates.toml").out.split())
+    rates = sorted(one["settings"]["train"]["learning_rate"] for one in tried)
+    best = min(tried, key=lambda one: one["measured"]["valid"])["settings"]["train"]["learning_rate"]
+    assert first["settings"]["train"]["learning_rate"] == best
+    assert rates[0] < best < rates[-1]
+    assert f"HMM {best:g} of {', '.join(f'{rate:g}' for rate in rates)}" in " ".join(
+        run("table", "show", "rates.toml").out.split()
+    )
     (row,) = run("table", "show", "rates.toml", "--json").json["rows"]
-    assert (row["learning_rate"], row["rates"], row["seeds"]) == (best, [0.001, 0.5], [3, 4])
-    assert done[3]["command"] == "vlhmm table run rates.toml --row HMM --seed 4"
+    assert (row["learning_rate"], row["rates"], row["seeds"]) == (best, rates, [3, 4])
+    assert second["command"] == "vlhmm table run rates.toml --row HMM --seed 4"
 
 
 def test_named_rows_run_in_their_order_and_of_one_table_alone(run: Run, text: Path) -> None:

@@ -1,5 +1,6 @@
 """Learning rates: tried briefly, the best on validation taken, by the row itself and by those that name it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from small_tables import TEXT, made, small_table
 from vlhmm.experiments.rates import rate_of, trials, with_chosen_rates
 from vlhmm.experiments.results import write_result
 from vlhmm.experiments.show import show_table
-from vlhmm.experiments.table_file import TableFile
+from vlhmm.experiments.table_file import Row, TableFile
 
 TABLE = """
 title = "A small table"
@@ -38,44 +39,64 @@ less = ["as HMM.test_spread", "HMM.test_spread"]
 """
 
 
-def write_trials(table: TableFile, folder: Path, *perplexities: float | None) -> None:
-    """Results of the trials, None for one that diverged."""
-    tried = with_rows(table)
-    for trial, valid in zip(trials(table, table.rows), perplexities, strict=True):
-        broken = {"measured": {}, "status": "diverged"} if valid is None else {}
-        write_result(folder, made(tried, trial.name, seed=1, valid=valid or 0.0, **broken))
+def write_trials(table: TableFile, folder: Path, perplexities: Mapping[float, float]) -> list[float]:
+    """Results of all trials that are asked for, those not given diverged; their rates, in the order of asking."""
+    order: list[float] = []
+    while left := [trial for trial in asked_for(table, table.rows, folder) if rate_of(trial) not in order]:
+        for trial in left:
+            rate = rate_of(trial)
+            assert rate is not None
+            order.append(rate)
+            broken = {} if rate in perplexities else {"measured": {}, "status": "diverged"}
+            valid = perplexities.get(rate, 0.0)
+            write_result(folder, made(with_rows(table, folder), trial.name, seed=1, valid=valid, **broken))
+    return order
 
 
-def with_rows(table: TableFile) -> TableFile:
+def asked_for(table: TableFile, rows: Sequence[Row], folder: Path) -> list[Row]:
+    return trials(table, rows, TEXT, [folder])
+
+
+def with_rows(table: TableFile, folder: Path) -> TableFile:
     """The trials among its rows."""
-    return replace(table, rows=(*table.rows, *trials(table, table.rows)))
+    return replace(table, rows=(*table.rows, *asked_for(table, table.rows, folder)))
 
 
 def test_trials_are_short_of_one_seed_and_never_see_the_test_text(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
-    tried = trials(table, [table.row("as HMM")])
+    tried = asked_for(table, [table.row("as HMM")], tmp_path)
     assert [rate_of(trial) for trial in tried] == [0.1, 0.2, 0.4]
     for trial in tried:
         assert (trial.tokens, trial.seeds, trial.test, trial.rates) == (500, (1,), False, ())
-    assert trials(table, [table.row("fixed")]) == []
+    assert asked_for(table, [table.row("fixed")], tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("perplexities", "chosen"),
-    [((9.0, 7.0, 8.0), 0.2), ((9.0, None, 8.0), 0.4), ((None, None, None), 0.1), ((7.0, 7.0, 8.0), 0.1)],
+    ("perplexities", "beyond", "chosen"),
+    [
+        ({0.1: 9.0, 0.2: 7.0, 0.4: 8.0}, [], 0.2),
+        ({0.1: 9.0, 0.4: 8.0}, [0.8], 0.4),
+        ({0.1: 9.0, 0.2: 8.0, 0.4: 7.0, 0.8: 6.0, 1.6: 6.5}, [0.8, 1.6], 0.8),
+        ({0.1: 5.0, 0.2: 4.0, 0.4: 3.0, 0.8: 2.0, 1.6: 1.5, 3.2: 1.0}, [0.8, 1.6, 3.2], 3.2),
+        ({0.1: 7.0, 0.2: 7.0, 0.4: 8.0, 0.05: 7.0, 0.025: 7.5}, [0.05, 0.025], 0.05),
+        ({}, [0.05, 0.025, 0.013], 0.013),
+    ],
 )
-def test_the_best_rate_is_taken(tmp_path: Path, perplexities: tuple[float | None, ...], chosen: float) -> None:
+def test_the_best_rate_is_taken_and_the_next_one_tried_if_it_is_the_last(
+    tmp_path: Path, perplexities: dict[float, float], beyond: list[float], chosen: float
+) -> None:
     table = small_table(tmp_path, TABLE)
-    write_trials(table, tmp_path, *perplexities)
+    assert write_trials(table, tmp_path, perplexities) == [0.1, 0.2, 0.4, *beyond]
     settled = with_chosen_rates(table, TEXT, [tmp_path])
     assert [rate_of(row) for row in settled.rows] == [chosen, chosen, 0.3]
     assert not any(row.rate_is_open for row in settled.rows)
+    assert settled.rows[0].rates == tuple(sorted([0.1, 0.2, 0.4, *beyond]))
 
 
 def test_without_all_trials_a_rate_is_open_and_the_row_not_run(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
-    (first, *_) = trials(table, table.rows)
-    write_result(tmp_path, made(with_rows(table), first.name, seed=1))
+    (first, *_) = asked_for(table, table.rows, tmp_path)
+    write_result(tmp_path, made(with_rows(table, tmp_path), first.name, seed=1))
     # A result of the rate that the preset happens to have is no answer.
     write_result(tmp_path, made(table, "HMM"))
     shown = show_table(table, TEXT, [tmp_path])
@@ -85,7 +106,7 @@ def test_without_all_trials_a_rate_is_open_and_the_row_not_run(tmp_path: Path) -
 
 def test_the_spread_of_seeds_can_be_claimed(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
-    write_trials(table, tmp_path, 9.0, 7.0, 8.0)
+    write_trials(table, tmp_path, {0.1: 9.0, 0.2: 7.0, 0.4: 8.0})
     settled = with_chosen_rates(table, TEXT, [tmp_path])
     write_result(tmp_path, made(settled, "HMM", seed=1, measured={"test": 10.0}))
     assert show_table(table, TEXT, [tmp_path]).verdicts[0].outcome == "not run"
@@ -99,8 +120,8 @@ def test_the_spread_of_seeds_can_be_claimed(tmp_path: Path) -> None:
 def test_on_another_text_or_at_a_given_rate_none_are_tried(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
     for changed in (table.with_changes("other", {}), table.with_changes(None, {"learning_rate": "0.7"})):
-        assert trials(changed, changed.rows) == []
+        assert asked_for(changed, changed.rows, tmp_path) == []
         assert not any(row.rates or row.rate_of for row in changed.rows)
     part = table.with_changes(None, {}, tokens=300)
     assert {row.tokens for row in part.rows} == {300}
-    assert {trial.tokens for trial in trials(part, part.rows)} == {300}
+    assert {trial.tokens for trial in asked_for(part, part.rows, tmp_path)} == {300}

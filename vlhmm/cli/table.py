@@ -127,7 +127,19 @@ def run(
         command = _command(asked.path, row.name, seed, corpus_name, changes, tokens)
         return RowRun(asked, row, seed, texts[asked.corpus], folders[asked.path], runs, command)
 
-    status = runner([planned(asked, trial, trial.seeds[0]) for asked, row in wanted for trial in trials(asked, [row])])
+    status, tried = None, set[Path]()
+    while status is None:
+        due = [
+            planned(asked, trial, trial.seeds[0])
+            for asked, row in wanted
+            for trial in trials(asked, [row], texts[asked.corpus], folders[asked.path])
+        ]
+        # The results of some trials may ask for others.
+        due = [one for one in due if one.folder not in tried]
+        if not due:
+            break
+        tried |= {one.folder for one in due}
+        status = runner(due)
     if status is None:
         settled = {asked.path: with_chosen_rates(asked, texts[asked.corpus], folders[asked.path]) for asked in tables}
         chosen = [(settled[asked.path], settled[asked.path].row(row.name)) for asked, row in wanted]

@@ -11,15 +11,23 @@ from vlhmm.experiments.results import find_result, identity_of
 from vlhmm.experiments.row_settings import recipe_of, with_recipe
 from vlhmm.experiments.table_file import Row, TableFile
 
+WIDENINGS = 3
+"""Where the best of the rates is the smallest or the largest, the next one is tried too, so many times."""
 
-def trials(table: TableFile, rows: Sequence[Row]) -> list[Row]:
-    """The short trainings that decide the rates of these rows, and of the rows whose rate they take."""
+
+def trials(table: TableFile, rows: Sequence[Row], text: Mapping[str, str], folders: Sequence[Path]) -> list[Row]:
+    """The short trainings that decide the rates of these rows, and of the rows whose rate they take; those included that
+    only the results of the others ask for.
+
+    `text`: the checksums of the table's corpus; `folders`: where results are.
+    """
     deciding = {(table.row(row.rate_of) if row.rate_of else row).name for row in rows}
-    return [trial for row in table.rows if row.name in deciding for trial in _trials_of(table, row)]
-
-
-def _trials_of(table: TableFile, row: Row) -> list[Row]:
-    return [_trial(table, row, rate) for rate in row.rates]
+    return [
+        _trial(table, row, rate)
+        for row in table.rows
+        if row.name in deciding and row.rates
+        for rate in _tried(table, row, text, folders)
+    ]
 
 
 def _trial(table: TableFile, row: Row, rate: float) -> Row:
@@ -55,23 +63,48 @@ def with_chosen_rates(table: TableFile, text: Mapping[str, str], folders: Sequen
 
     `text`: the checksums of the table's corpus.
     """
-    chosen = {row.name: _best_rate(table, row, text, folders) for row in table.rows if row.rates}
+    chosen = {row.name: _tried(table, row, text, folders) for row in table.rows if row.rates}
 
     def settled(row: Row) -> Row:
         if not (row.rates or row.rate_of):
             return row
-        rate = chosen[row.rate_of or row.name]
-        return replace(row, rate_is_open=True) if rate is None else with_rate(row, rate)
+        tried = chosen[row.rate_of or row.name]
+        row = replace(row, rates=tuple(sorted(tried))) if row.rates else row
+        best = _best(tried)
+        return replace(row, rate_is_open=True) if best is None else with_rate(row, best)
 
     return replace(table, rows=tuple(settled(row) for row in table.rows))
 
 
-def _best_rate(table: TableFile, row: Row, text: Mapping[str, str], folders: Sequence[Path]) -> float | None:
-    """None while a trial has no result; one that diverged is worse than any other."""
-    perplexity: dict[float, float] = {}
-    for rate, trial in zip(row.rates, _trials_of(table, row), strict=True):
+def _tried(table: TableFile, row: Row, text: Mapping[str, str], folders: Sequence[Path]) -> dict[float, float | None]:
+    """Every rate that is to be tried, as far as that is known yet, with its perplexity: None while there is no result, and
+    infinite where training diverged."""
+
+    def perplexity(rate: float) -> float | None:
+        trial = _trial(table, row, rate)
         found = find_result(folders, identity_of(trial, text, trial.seeds[0]))
-        if found is None:
-            return None
-        perplexity[rate] = found[1].measured.get("valid", math.inf)
-    return min(perplexity, key=lambda rate: (perplexity[rate], rate))
+        return None if found is None else found[1].measured.get("valid", math.inf)
+
+    tried = {rate: perplexity(rate) for rate in row.rates}
+    for _ in range(WIDENINGS):
+        beyond = _beyond(tried)
+        if beyond is None:
+            break
+        tried[beyond] = perplexity(beyond)
+    return tried
+
+
+def _best(tried: Mapping[float, float | None]) -> float | None:
+    """None while a trial has no result; of equals the smallest."""
+    found = {rate: perplexity for rate, perplexity in tried.items() if perplexity is not None}
+    return min(sorted(found), key=lambda rate: found[rate]) if len(found) == len(tried) else None
+
+
+def _beyond(tried: Mapping[float, float | None]) -> float | None:
+    """The next rate behind the best one, if that is the last on its side; as far from it as its neighbour is."""
+    best, rates = _best(tried), sorted(tried)
+    if best is None or len(rates) < 2 or rates[0] < best < rates[-1]:
+        return None
+    neighbour = rates[1] if best == rates[0] else rates[-2]
+    # Of few digits: it is a name, and part of what a result is known by.
+    return float(f"{best * best / neighbour:.2g}")
