@@ -1,13 +1,13 @@
 """Learning rates: tried briefly, the best on validation taken, by the row itself and by those that name it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_tables import TEXT, made, small_table
 
-from vlhmm.experiments.rates import rate_of, trials, with_chosen_rates
+from vlhmm.experiments.rates import rate_of, trials, with_chosen_rate
 from vlhmm.experiments.results import write_result
 from vlhmm.experiments.show import show_table
 from vlhmm.experiments.table_file import Row, TableFile
@@ -42,7 +42,7 @@ less = ["as HMM.test_spread", "HMM.test_spread"]
 def write_trials(table: TableFile, folder: Path, perplexities: Mapping[float, float]) -> list[float]:
     """Results of all trials that are asked for, those not given diverged; their rates, in the order of asking."""
     order: list[float] = []
-    while left := [trial for trial in asked_for(table, table.rows, folder) if rate_of(trial) not in order]:
+    while left := [trial for trial in asked_for(table, table.rows[0], folder) if rate_of(trial) not in order]:
         for trial in left:
             rate = rate_of(trial)
             assert rate is not None
@@ -53,22 +53,26 @@ def write_trials(table: TableFile, folder: Path, perplexities: Mapping[float, fl
     return order
 
 
-def asked_for(table: TableFile, rows: Sequence[Row], folder: Path) -> list[Row]:
-    return trials(table, rows, TEXT, [folder])
+def asked_for(table: TableFile, row: Row, folder: Path) -> list[Row]:
+    return trials(table, row, TEXT, [folder])
+
+
+def with_chosen_rates(table: TableFile, folder: Path) -> TableFile:
+    return replace(table, rows=tuple(with_chosen_rate(table, row, TEXT, [folder]) for row in table.rows))
 
 
 def with_rows(table: TableFile, folder: Path) -> TableFile:
     """The trials among its rows."""
-    return replace(table, rows=(*table.rows, *asked_for(table, table.rows, folder)))
+    return replace(table, rows=(*table.rows, *asked_for(table, table.rows[0], folder)))
 
 
 def test_trials_are_short_of_one_seed_and_never_see_the_test_text(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
-    tried = asked_for(table, [table.row("as HMM")], tmp_path)
+    tried = asked_for(table, table.row("as HMM"), tmp_path)
     assert [rate_of(trial) for trial in tried] == [0.1, 0.2, 0.4]
     for trial in tried:
         assert (trial.tokens, trial.seeds, trial.test, trial.rates) == (500, (1,), False, ())
-    assert asked_for(table, [table.row("fixed")], tmp_path) == []
+    assert asked_for(table, table.row("fixed"), tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_the_best_rate_is_taken_and_the_next_one_tried_if_it_is_the_last(
 ) -> None:
     table = small_table(tmp_path, TABLE)
     assert write_trials(table, tmp_path, perplexities) == [0.1, 0.2, 0.4, *beyond]
-    settled = with_chosen_rates(table, TEXT, [tmp_path])
+    settled = with_chosen_rates(table, tmp_path)
     assert [rate_of(row) for row in settled.rows] == [chosen, chosen, 0.3]
     assert not any(row.rate_is_open for row in settled.rows)
     assert settled.rows[0].rates == tuple(sorted([0.1, 0.2, 0.4, *beyond]))
@@ -95,7 +99,7 @@ def test_the_best_rate_is_taken_and_the_next_one_tried_if_it_is_the_last(
 
 def test_without_all_trials_a_rate_is_open_and_the_row_not_run(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
-    (first, *_) = asked_for(table, table.rows, tmp_path)
+    (first, *_) = asked_for(table, table.rows[0], tmp_path)
     write_result(tmp_path, made(with_rows(table, tmp_path), first.name, seed=1))
     # A result of the rate that the preset happens to have is no answer.
     write_result(tmp_path, made(table, "HMM"))
@@ -107,7 +111,7 @@ def test_without_all_trials_a_rate_is_open_and_the_row_not_run(tmp_path: Path) -
 def test_the_spread_of_seeds_can_be_claimed(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
     write_trials(table, tmp_path, {0.1: 9.0, 0.2: 7.0, 0.4: 8.0})
-    settled = with_chosen_rates(table, TEXT, [tmp_path])
+    settled = with_chosen_rates(table, tmp_path)
     write_result(tmp_path, made(settled, "HMM", seed=1, measured={"test": 10.0}))
     assert show_table(table, TEXT, [tmp_path]).verdicts[0].outcome == "not run"
     for name, seed, test in (("HMM", 2, 14.0), ("as HMM", 1, 9.0), ("as HMM", 2, 10.0)):
@@ -120,8 +124,8 @@ def test_the_spread_of_seeds_can_be_claimed(tmp_path: Path) -> None:
 def test_on_another_text_or_at_a_given_rate_none_are_tried(tmp_path: Path) -> None:
     table = small_table(tmp_path, TABLE)
     for changed in (table.with_changes("other", {}), table.with_changes(None, {"learning_rate": "0.7"})):
-        assert asked_for(changed, changed.rows, tmp_path) == []
+        assert not any(asked_for(changed, row, tmp_path) for row in changed.rows)
         assert not any(row.rates or row.rate_of for row in changed.rows)
     part = table.with_changes(None, {}, tokens=300)
     assert {row.tokens for row in part.rows} == {300}
-    assert {trial.tokens for trial in asked_for(part, part.rows, tmp_path)} == {300}
+    assert {trial.tokens for trial in asked_for(part, part.rows[0], tmp_path)} == {300}

@@ -109,9 +109,9 @@ def run(
 ) -> int:
     """Run the rows of tables that have no result yet, cheapest first.
 
-    Where a table tries learning rates, those short trainings come first.
+    Where a row tries learning rates, those short trainings come first.
     """
-    from vlhmm.experiments.rates import trials, with_chosen_rates
+    from vlhmm.experiments.plan import RunPlan
     from vlhmm.experiments.results import results_folders
     from vlhmm.experiments.rows import RowRun
     from vlhmm.experiments.show import show_table
@@ -127,29 +127,11 @@ def run(
         command = _command(asked.path, row.name, seed, corpus_name, changes, tokens)
         return RowRun(asked, row, seed, texts[asked.corpus], folders[asked.path], runs, command)
 
-    status, tried = None, set[Path]()
-    while status is None:
-        due = [
-            planned(asked, trial, trial.seeds[0])
-            for asked, row in wanted
-            for trial in trials(asked, [row], texts[asked.corpus], folders[asked.path])
-        ]
-        # The results of some trials may ask for others.
-        due = [one for one in due if one.folder not in tried]
-        if not due:
-            break
-        tried |= {one.folder for one in due}
-        status = runner(due)
+    plan = RunPlan(wanted, planned, seeds=seeds or (), force=force)
+    status = runner(plan, force=force)
     if status is None:
-        settled = {asked.path: with_chosen_rates(asked, texts[asked.corpus], folders[asked.path]) for asked in tables}
-        chosen = [(settled[asked.path], settled[asked.path].row(row.name)) for asked, row in wanted]
-        for _, row in chosen:
-            if row.rate_is_open:
-                message(f"{row.name}: left out, since a trial of its learning rates failed")
-        runs_of_rows = [
-            planned(asked, row, seed) for asked, row in chosen if not row.rate_is_open for seed in seeds or row.seeds
-        ]
-        status = runner(runs_of_rows, force=force)
+        for row in plan.unsettled():
+            message(f"{row.name}: left out, since a trial of its learning rates failed")
     if as_json:
         print_json([asdict(one.result) for one in runner.done])
     elif not status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from vlhmm.data import Corpus
+    from vlhmm.experiments.plan import RunPlan
     from vlhmm.experiments.row_events import RowStopped
     from vlhmm.experiments.rows import RowDone, RowEvent, RowRun
 
@@ -30,36 +32,32 @@ class RowRunner:
         self._begun = time.monotonic()
         self._corpora: dict[str, Corpus] = {}
 
-    def __call__(self, wanted: list[RowRun], *, force: bool = False) -> int | None:
-        """Runs those that have no result, in their order; the exit status if they did not all get to the end."""
+    def __call__(self, plan: RunPlan, *, force: bool = False) -> int | None:
+        """Runs all that is planned, with `force` what has a result too; the exit status if it did not all get to the end."""
         from vlhmm.experiments.rows import RowDone, run_row
 
-        # A row that several tables have is run once.
-        waiting = list({one.folder: one for one in reversed(wanted)}.values())[::-1]
-        if not force:
-            there = [one for one in waiting if one.found()]
-            waiting = [one for one in waiting if one not in there]
-            if there:
-                message(f"{len(there)} of {len(there) + len(waiting)} rows have their results already")
+        if plan.num_found:
+            message(f"{plan.num_found} of {plan.num_found + len(plan.first)} rows have their results already")
+        waiting = deque(plan.first)
         if self.jobs > 1:
-            if force:
-                for one in waiting:
-                    one.discard()
-            force = False
-            waiting = self._side_by_side(waiting)
-        for one in waiting:
+            waiting, force = deque(self._side_by_side(plan, force)), False
+        while waiting:
+            one = waiting.popleft()
             left = self._seconds_left()
             if left is not None and left <= 0:
                 message(f"out of time before {one.label!r}; the same command goes on")
                 return 0
-            events = run_row(one, self._read(one.table.corpus), self.device, force=force, max_seconds=left)
-            last = _watch(events, one.label)
+            again = force and not one.row.passing
+            last = _watch(
+                run_row(one, self._read(one.table.corpus), self.device, force=again, max_seconds=left), one.label
+            )
             if not isinstance(last, RowDone):
                 return 130 if last.reason == "interrupted" else 0
             self.done.append(last)
+            waiting.extend(plan.after(one))
         return None
 
-    def _side_by_side(self, waiting: list[RowRun]) -> list[RowRun]:
+    def _side_by_side(self, plan: RunPlan, force: bool) -> list[RowRun]:
         """Trains rows together, one bar for all; those that are left have to be timed, or did not get to their end."""
         from vlhmm.experiments.row_events import Working
         from vlhmm.experiments.rows import RowDone
@@ -68,10 +66,23 @@ class RowRunner:
 
         progress: dict[Path, tuple[int, int]] = {}
         best: dict[Path, tuple[str, float]] = {}
-        left, working = {one.folder: one for one in waiting}, ""
-        runs = [(one, self._read(one.table.corpus)) for one in waiting]
-        with progress_bar(f"{len(waiting)} rows, {self.jobs} at a time", None) as shown:
-            for run, event in train_side_by_side(runs, self.device, self.jobs, self._seconds_left()):
+        left: dict[Path, RowRun] = {}
+        working = ""
+
+        def with_text(runs: list[RowRun]) -> list[tuple[RowRun, Corpus]]:
+            left.update((run.folder, run) for run in runs)
+            return [(run, self._read(run.table.corpus)) for run in runs]
+
+        events = train_side_by_side(
+            with_text(plan.first),
+            self.device,
+            self.jobs,
+            self._seconds_left(),
+            force=force,
+            after=lambda run: with_text(plan.after(run)),
+        )
+        with progress_bar(f"rows, {self.jobs} at a time", None) as shown:
+            for run, event in events:
                 match event:
                     case StepEvent():
                         progress[run.folder] = event.step, event.num_steps
@@ -93,7 +104,7 @@ class RowRunner:
                 steps, num_steps = (
                     (sum(of_each) for of_each in zip(*progress.values(), strict=True)) if progress else (0, 0)
                 )
-                shown.update(steps, num_steps or None, note)
+                shown.update(steps, num_steps or None, note, f"{len(left)} rows, {self.jobs} at a time")
         return list(left.values())
 
     def _seconds_left(self) -> float | None:

@@ -15,19 +15,30 @@ WIDENINGS = 3
 """Where the best of the rates is the smallest or the largest, the next one is tried too, so many times."""
 
 
-def trials(table: TableFile, rows: Sequence[Row], text: Mapping[str, str], folders: Sequence[Path]) -> list[Row]:
-    """The short trainings that decide the rates of these rows, and of the rows whose rate they take; those included that
-    only the results of the others ask for.
+def trials(table: TableFile, row: Row, text: Mapping[str, str], folders: Sequence[Path]) -> list[Row]:
+    """The short trainings that decide the rate of a row, or of the one whose rate it takes; those included that only the
+    results of the others ask for.
 
     `text`: the checksums of the table's corpus; `folders`: where results are.
     """
-    deciding = {(table.row(row.rate_of) if row.rate_of else row).name for row in rows}
-    return [
-        _trial(table, row, rate)
-        for row in table.rows
-        if row.name in deciding and row.rates
-        for rate in _tried(table, row, text, folders)
-    ]
+    deciding = _deciding(table, row)
+    if not deciding.rates:
+        return []
+    return [_trial(table, deciding, rate) for rate in _tried(table, deciding, text, folders)]
+
+
+def with_chosen_rate(table: TableFile, row: Row, text: Mapping[str, str], folders: Sequence[Path]) -> Row:
+    """The row with the rate that its trials, or those of the row it names, have chosen; open where a trial has no result."""
+    if not (row.rates or row.rate_of):
+        return row
+    tried = _tried(table, _deciding(table, row), text, folders)
+    row = replace(row, rates=tuple(sorted(tried))) if row.rates else row
+    best = _best(tried)
+    return replace(row, rate_is_open=True) if best is None else with_rate(row, best)
+
+
+def _deciding(table: TableFile, row: Row) -> Row:
+    return table.row(row.rate_of) if row.rate_of else row
 
 
 def _trial(table: TableFile, row: Row, rate: float) -> Row:
@@ -56,24 +67,6 @@ def with_rate(row: Row, rate: float) -> Row:
 def rate_of(row: Row) -> float | None:
     recipe = recipe_of(row.settings)
     return None if recipe is None else recipe.train.learning_rate
-
-
-def with_chosen_rates(table: TableFile, text: Mapping[str, str], folders: Sequence[Path]) -> TableFile:
-    """Every row with the rate that its trials, or those of the row it names, have chosen; open where a trial has no result.
-
-    `text`: the checksums of the table's corpus.
-    """
-    chosen = {row.name: _tried(table, row, text, folders) for row in table.rows if row.rates}
-
-    def settled(row: Row) -> Row:
-        if not (row.rates or row.rate_of):
-            return row
-        tried = chosen[row.rate_of or row.name]
-        row = replace(row, rates=tuple(sorted(tried))) if row.rates else row
-        best = _best(tried)
-        return replace(row, rate_is_open=True) if best is None else with_rate(row, best)
-
-    return replace(table, rows=tuple(settled(row) for row in table.rows))
 
 
 def _tried(table: TableFile, row: Row, text: Mapping[str, str], folders: Sequence[Path]) -> dict[float, float | None]:

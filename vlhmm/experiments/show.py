@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vlhmm.experiments.claims import Cell, Verdict, judge
 from vlhmm.experiments.quantities import SPREAD
-from vlhmm.experiments.rates import rate_of, with_chosen_rates
+from vlhmm.experiments.rates import rate_of, with_chosen_rate
 from vlhmm.experiments.results import Result, find_seeds
 from vlhmm.experiments.table_file import Row, TableFile
 
@@ -93,7 +93,7 @@ class ShownTable:
 
 def show_table(table: TableFile, text: Mapping[str, str], results: Sequence[Path]) -> ShownTable:
     """`text`: the checksums of the table's corpus."""
-    table = with_chosen_rates(table, text, results)
+    table = replace(table, rows=tuple(with_chosen_rate(table, row, text, results) for row in table.rows))
     rows = [_show_row(table, row, text, results) for row in table.rows]
     by_name = {shown.row.name: shown for shown in rows}
 

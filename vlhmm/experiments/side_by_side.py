@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -40,11 +40,27 @@ STEPS_AHEAD = 4
 """A thread queues no more steps than that. One that fills its queue waits within the driver, and all the others with it."""
 
 
+Runs = Sequence[tuple[RowRun, Corpus]]
+
+
+def _none(_: RowRun) -> Runs:
+    return ()
+
+
 def train_side_by_side(
-    runs: Sequence[tuple[RowRun, Corpus]], device: torch.device, jobs: int, max_seconds: float | None = None
+    runs: Runs,
+    device: torch.device,
+    jobs: int,
+    max_seconds: float | None = None,
+    *,
+    force: bool = False,
+    after: Callable[[RowRun], Runs] = _none,
 ) -> Iterator[tuple[RowRun, SideEvent]]:
     """Trains and scores rows, each on its corpus, `jobs` at a time, all together for `max_seconds`; `run_row` then adds
-    times, or goes on. Where a row fails, `TrainingEnded` has its error, and the others get to their end."""
+    times, or goes on. Where a row fails, `TrainingEnded` has its error, and the others get to their end.
+
+    `force`: results of rows, not of trials, are forgotten first; `after`: what else is to be run once a row has ended.
+    """
     events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
@@ -62,7 +78,8 @@ def train_side_by_side(
             if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
                 return
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            training = run_row(run, corpus, device, max_seconds=left, alone=False)
+            again = force and not run.row.passing
+            training = run_row(run, corpus, device, force=again, max_seconds=left, alone=False)
             # Else all backward passes share a thread, and with it streams of the RNN library: one could not capture them while
             # another uses them.
             own_backward = torch.autograd.set_multithreading_enabled(False)
@@ -83,14 +100,18 @@ def train_side_by_side(
             events.put((run, TrainingEnded(error)))
 
     with ThreadPoolExecutor(jobs) as pool:
+        num_left = len(runs)
         for run, corpus in runs:
             pool.submit(train, run, corpus)
-        num_left = len(runs)
         try:
             while num_left:
                 run, event = events.get()
                 yield run, event
-                num_left -= isinstance(event, TrainingEnded)
+                if isinstance(event, TrainingEnded):
+                    more = after(run)
+                    num_left += len(more) - 1
+                    for other, corpus in more:
+                        pool.submit(train, other, corpus)
         finally:
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
