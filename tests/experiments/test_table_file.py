@@ -57,6 +57,14 @@ def test_rows_are_presets_with_changes_or_baselines(tmp_path: Path) -> None:
         ('y = "valid"', 'y = "cached_ms"', "no column"),
         ("[[claims]]", "[claims]", r"written as \[\[claims\]\]"),
         ("title =", "title", "not TOML"),
+        ('title = "A small table"', "title = 3", "needs one of type str"),
+        ('source = "nobody"', "source = 3", "source is 3, but must be text"),
+        ("paper = { test = 3.0 }", 'paper = { test = "3" }', "row 'trigrams': paper is .* must give numbers"),
+        ("seconds = 1\n", "x = true\n", "x is True, but must be a number or a name"),
+        ("seconds = 1\n", "rates = [0.1]\n", "row 'trigrams' tries learning rates, but is no HMM"),
+        ("seconds = 1\n", 'preset = "default"\n', "has a preset and a baseline"),
+        ('preset = "chiu2020-ptb"', "", "neither preset nor baseline"),
+        ("changes = { state_dropout = 0.0 }", "changes = 3", "row 'no dropout': changes must give settings"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_name(tmp_path: Path, before: str, after: str, message: str) -> None:
@@ -91,8 +99,26 @@ def test_a_grid_draws_the_same_rows_every_time(tmp_path: Path) -> None:
     for row in every.rows:
         assert isinstance(row.settings, Recipe)
         assert f"target_network {str(row.settings.model.target_network).lower()}" in row.name
-    with pytest.raises(ValueError, match="1 to the 4 combinations"):
-        small_table(tmp_path, GRID.replace("draw = 3", "draw = 5"))
+    for before, after, message in (
+        ("draw = 3", "draw = 5", "draw is 5, but must be from 1 to the 4 combinations"),
+        ("[0.1, 0.01]", "[]", r"learning_rate is \[\], but must list at least 1 value"),
+        ("[0.1, 0.01]", "0.1", "learning_rate is 0.1, but must list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small_table(tmp_path, GRID.replace(before, after))
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="0 rows, at least 1 is needed"):
+        small_table(tmp_path, GRID.partition("[grid]")[0])
+
+
+def test_combinations_that_make_no_model_are_left_out_if_asked(tmp_path: Path) -> None:
+    unsound = GRID.replace("draw = 3\n", "").replace("[0.1, 0.01]", "[0.1, -1.0]")
+    with pytest.raises(ValueError, match="learning_rate is -1"):
+        small_table(tmp_path, unsound)
+    sound = small_table(tmp_path, unsound.replace("seed = 1\n", "sound = true\n"))
+    assert len(sound.rows) == 2
 
 
 def test_changes_reach_every_row_that_has_the_setting(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from small_tables import events_of, row_run, small_corpus, small_table
+from tiny import sentences
+from tiny_teacher import write_tiny_teacher
 
 import vlhmm
 from vlhmm.checkpoint import load_model, read_tensors
+from vlhmm.data import Tokens
 from vlhmm.decoder import DecoderSettings, DecoderTraining, decoder_training
 from vlhmm.experiments.results import identity_of
 from vlhmm.experiments.row_events import RowStopped, Working
@@ -20,6 +23,7 @@ from vlhmm.experiments.rows import RowDone, RowEvent, run_row
 from vlhmm.experiments.table_file import TableFile
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import STATE, RunFolder, read_log
+from vlhmm.teacher import load_teacher
 from vlhmm.train import CheckEvent, StepEvent
 
 TABLE = """
@@ -260,6 +264,37 @@ teacher = {{ lvd = true }}
     for name in ("blocked", "blocked, taught"):
         finished(events_of(row_run(table, name, corpus), corpus))
     assert len(list((tmp_path / "runs" / "blocks").glob("*.tsv"))) == 1
+
+
+def test_a_teacher_that_was_never_trained_teaches_too(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    table = small_table(tmp_path, TABLE).with_changes(None, {"teacher.tokens": "0"})
+    for name in ("taught", "body"):
+        finished(events_of(row_run(table, name, corpus), corpus))
+    assert not (tmp_path / "runs" / "teachers").exists()
+    # Its vectors are of its own words alone, but those are something to begin from.
+    assert len(list((tmp_path / "runs" / "clusters").glob("*.safetensors"))) == 1
+
+
+def test_a_pretrained_model_gives_states_and_layers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    write_tiny_teacher(tmp_path / "teacher", num_steps=5)
+    tokenizer = load_teacher(str(tmp_path / "teacher")).tokenizer
+    texts = [
+        Tokens.from_documents(
+            [tokenizer.encode(" ".join(words)) for words in sentences(num, seed)], tokenizer.vocab_size
+        )
+        for seed, num in enumerate((120, 30, 30))
+    ]
+    corpus = vlhmm.Corpus.from_splits("tiny", tokenizer, *texts)
+    of_teacher = f'teacher = {{ name = "{tmp_path / "teacher"}"'
+    table = small_table(tmp_path, TABLE.replace("teacher = { lvd", f"{of_teacher}, lvd"))
+    for name in ("taught", "body"):
+        said = events_of(row_run(table, name, corpus), corpus)
+        result = finished(said).result
+        assert not any("teacher, loss" in event.what for event in said if isinstance(event, Working))
+        assert result.settings["teacher"]["name"] == str(tmp_path / "teacher")
+    # The HMM's networks have the size of the layers that they took over.
+    assert load_model(row_run(table, "body", corpus).folder).model.settings.dim == 32
 
 
 def test_what_is_asked_for_later_includes_timings(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
