@@ -125,6 +125,26 @@ def test_snapshots_come_at_their_budgets_and_are_teachers_of_their_own(corpus: C
     assert decoder_perplexity(loaded, corpus.valid, 16) == perplexities[1]
 
 
+def test_a_folder_that_was_changed_or_is_no_decoders_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    decoder = Decoder(SMALL, corpus.tokenizer.vocab_size)
+    save_decoder(tmp_path, decoder, corpus.tokenizer)
+    config = tmp_path / "config.json"
+    text = config.read_text()
+    for before, after, message in (
+        ('"version": 1', '"version": 9', "version 9, this vlhmm reads version 1"),
+        ('"dim": 32', '"dim": 64', "does not fit"),
+        ("{", "", "holds no decoder"),
+        (text, "[]", "holds no decoder"),
+    ):
+        assert before in text
+        config.write_text(text.replace(before, after, 1))
+        with pytest.raises(FolderError, match=message):
+            load_decoder(tmp_path)
+    config.unlink()
+    with pytest.raises(FolderError, match="holds no decoder"):
+        load_decoder(tmp_path)
+
+
 def test_a_stopped_run_resumes_to_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
     whole = trained(corpus)[-1]
     stopped = trained(corpus, out=tmp_path / "run", max_seconds=0.0)[-1]

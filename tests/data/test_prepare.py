@@ -104,6 +104,26 @@ def test_a_prepared_folder_that_lacks_or_mixes_files_is_refused(text: Path, tmp_
         load_corpus(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"version": 1', '"version": 9', "has version 9, this program reads 1; prepare it again"),
+        ('"name"', '"nane"', "is no prepared corpus"),
+        ("{", "", "is no prepared corpus"),
+        ('"hash": "', '"hash": "0', "is damaged"),
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(
+    text: Path, tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    prepare(text, None, tmp_path / "out")
+    manifest = tmp_path / "out" / MANIFEST
+    assert before in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace(before, after, 1))
+    with pytest.raises(ValueError, match=message):
+        load_corpus(tmp_path / "out")
+
+
 SLOW_PREPARE = """
 import sys, time
 from vlhmm.data import prepare_steps, word_tokenizer
