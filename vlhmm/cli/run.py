@@ -26,6 +26,7 @@ from vlhmm.data.atomic import atomic_write
 from vlhmm.data.windows import Epoch
 from vlhmm.em import EMSettings, em_training
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
+from vlhmm.experiments.provenance import device_name
 from vlhmm.joint_phase import JointPhase
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
@@ -161,7 +162,7 @@ def train_and_report(
         "num_parameters": model.num_parameters,
         "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
         "seed": plan.recipe.train.seed,
-        "device": _device_name(device),
+        "device": device_name(device),
         "command": command,
         "vlhmm": __version__,
         "python": platform.python_version(),
@@ -353,9 +354,3 @@ def _earlier_seconds(out: Path) -> float:
 
 def _write_results(out: Path, results: dict[str, Any]) -> None:
     atomic_write(out / RESULTS, (json.dumps(results, indent=2) + "\n").encode())
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} threads"
