@@ -88,6 +88,10 @@ def em_training(
         raise ValueError(
             f"Baum-Welch needs free tables, but the model is {model.settings.parameterization!r}: use scalar_hmm, or train"
         )
+    if model.settings.emission_floor:
+        raise ValueError(
+            f"emission_floor is {model.settings.emission_floor}, but Baum-Welch sets emissions as they are: use 0, or train"
+        )
     if resume and out is None:
         raise ValueError("resume needs the folder to resume from: give out=")
     about = {

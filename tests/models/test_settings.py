@@ -34,6 +34,7 @@ def test_unknown_key_is_refused_with_the_nearest_known():
         ({"dim": 2.5}, "dim is 2.5, but must be of type int"),
         ({"dim": True}, "dim is True, but must be of type int"),
         ({"emission_bias": 1}, "emission_bias is 1, but must be of type bool"),
+        ({"emission_floor": 1.0}, "emission_floor is 1.0, but must be at least 0 and below 1"),
         ({"out_scale": float("nan")}, "out_scale is nan"),
         ({"out_scale": "big"}, "out_scale is 'big', but must be of type float"),
         ({"parameterization": "scalar"}, "'softmax' does not go with parameterization 'scalar'"),

@@ -136,3 +136,8 @@ def check_free(model: Model) -> None:
             f'counts fit models of free logits alone, not parameterization "{model.settings.parameterization}" with emission '
             f'"{model.settings.emission}": use scalar_hmm, or estimation "gradient"'
         )
+    if model.settings.emission_floor:
+        raise ValueError(
+            f"emission_floor is {model.settings.emission_floor}, but counts set emissions as they are: use 0, or estimation "
+            '"gradient"'
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlhmm.memory import require_memory
@@ -184,12 +186,29 @@ class Model(nn.Module):
             support,
             log_start,
             transition,
-            self.emission(states, features.emit, support, self._layout(), tokens),
+            self._above_floor(self.emission(states, features.emit, support, self._layout(), tokens), support, tokens),
             self.reset_token,
             self._precision(),
             by_position=tokens is not None,
         )
         return tables, boundary
+
+    def _above_floor(
+        self, log_emission: Float[Tensor, "rows K"], support: Support, tokens: Int[Tensor, "B T"] | None
+    ) -> Float[Tensor, "rows K"]:
+        """Each state's emission mixed with an even one over the words it can emit."""
+        floor = self.settings.emission_floor
+        if not floor:
+            return log_emission
+        emitters = support.states_of_group
+        # Not by a histogram, for which the host would wait.
+        of_word = support.group_of_word
+        words_of_group = of_word.new_zeros(support.num_groups).index_add_(0, of_word, torch.ones_like(of_word))
+        words_of_state = of_word.new_zeros(support.num_states)
+        words_of_state.index_add_(0, emitters.flatten(), words_of_group[:, None].expand_as(emitters).flatten())
+        log_even = -words_of_state[emitters].to(log_emission).log()
+        groups = of_word if tokens is None else of_word[tokens.flatten()]
+        return torch.logaddexp(log_emission + math.log1p(-floor), log_even[groups] + math.log(floor))
 
     def _precision(self) -> Precision:
         """That of the tiles. Tables made to be kept are read as they are: logits grow until the rounding of features shows."""

@@ -38,6 +38,9 @@ class ModelSettings:
     on words of other blocks is then lost: perplexity is an upper bound, and the tables, which can be scored, are not a whole HMM
     that could be asked anything else."""
     emission_bias: bool = True
+    emission_floor: float = 0.0
+    """The part of every state's emission that is spread evenly over the words it can emit, so that words never seen in
+    training do not become impossible; for little text."""
     """A bias for every word."""
     initialisation: Literal["code", "paper", "normal"] = "code"
     """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0; normal: embeddings, those of
@@ -89,6 +92,8 @@ class ModelSettings:
         for name in ("out_scale", "init_scale", "embedding_scale", "word_scale", "decoder_kv_heads", "decoder_hidden"):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and at least 0")
+        if not 0 <= self.emission_floor < 1:
+            raise ValueError(f"emission_floor is {self.emission_floor}, but must be at least 0 and below 1")
         for name in ("rope_theta", "norm_eps"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and above 0")
