@@ -89,7 +89,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     assert (gradient * direction).sum().item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_words_never_seen_stay_possible(tmp_path: Path) -> None:
+def test_words_never_seen_stay_possible() -> None:
     """However long training goes on."""
     corpus = tiny_corpus(60)
     settings = TrainSettings(learning_rate=0.3, epochs=30, batch_size=4, window=8, checks_per_epoch=1)
