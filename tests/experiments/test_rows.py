@@ -128,6 +128,16 @@ def test_force_runs_a_row_again_even_over_a_broken_result(corpus: vlhmm.Corpus, 
     assert read_result(again.path).measured == first.result.measured
 
 
+def test_force_leaves_a_trial_its_result(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
+    run = row_run(small_table(tmp_path), "HMM", corpus)
+    trial = replace(run, row=replace(run.row, passing=True, timings=False))
+    events_of(trial, corpus)
+    again = events_of(trial, corpus, force=True)
+    assert not any(isinstance(event, StepEvent) for event in again)
+    assert isinstance(again[-1], RowDone)
+    assert not again[-1].fresh
+
+
 def test_a_row_whose_settings_have_changed_needs_force_and_keeps_the_old_result(
     corpus: vlhmm.Corpus, tmp_path: Path
 ) -> None:

@@ -47,10 +47,8 @@ class RowRunner:
             if left is not None and left <= 0:
                 message(f"out of time before {one.label!r}; the same command goes on")
                 return 0
-            again = force and not one.row.passing
-            last = _watch(
-                run_row(one, self._read(one.table.corpus), self.device, force=again, max_seconds=left), one.label
-            )
+            events = run_row(one, self._read(one.table.corpus), self.device, force=force, max_seconds=left)
+            last = _watch(events, one.label)
             if not isinstance(last, RowDone):
                 return 130 if last.reason == "interrupted" else 0
             self.done.append(last)

@@ -131,9 +131,10 @@ def run_row(
 ) -> Generator[RowEvent, None, None]:
     """Trains, scores and times a row, an event at a time; the last one is `RowDone` or `RowStopped`.
 
-    A result that is there is not made again, what it lacks is added; `force` forgets it first. If others share the
-    device, times are left for when it is `alone`.
+    A result that is there is not made again, what it lacks is added; `force` forgets it first, but for a trial's. If others
+    share the device, times are left for when it is `alone`.
     """
+    force = force and not run.row.passing
     if force:
         run.discard()
     fresh = False

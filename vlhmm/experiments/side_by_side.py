@@ -59,7 +59,7 @@ def train_side_by_side(
     """Trains and scores rows, each on its corpus, `jobs` at a time, all together for `max_seconds`; `run_row` then adds
     times, or goes on. Where a row fails, `TrainingEnded` has its error, and the others get to their end.
 
-    `force`: results of rows, not of trials, are forgotten first; `after`: what else is to be run once a row has ended.
+    `force`: as in `run_row`; `after`: what else is to be run once a row has ended.
     """
     events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
@@ -78,8 +78,7 @@ def train_side_by_side(
             if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
                 return
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            again = force and not run.row.passing
-            training = run_row(run, corpus, device, force=again, max_seconds=left, alone=False)
+            training = run_row(run, corpus, device, force=force, max_seconds=left, alone=False)
             # Else all backward passes share a thread, and with it streams of the RNN library: one could not capture them while
             # another uses them.
             own_backward = torch.autograd.set_multithreading_enabled(False)
