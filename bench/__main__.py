@@ -1,6 +1,7 @@
 """`python -m bench --device cuda|cpu --json F`: ours, the peers that are installed and the floor, in one table.
 
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
+`python -m bench beside`: several trainings at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import typer
 from rich.console import Console
 
 from bench import original
+from bench.beside import side_by_side
 from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
 from bench.first_step import FirstStep, first_steps
@@ -32,7 +34,14 @@ from bench.ours import Ours, step_inputs, timed_step
 from bench.peers import PEERS, Engine, installed
 from bench.plots import draw_scaling
 from bench.report import Epoch, Row, about, table
-from bench.report_checks import error_table, first_step_table, largest_table, peak_table, point_table
+from bench.report_checks import (
+    beside_table,
+    error_table,
+    first_step_table,
+    largest_table,
+    peak_table,
+    point_table,
+)
 from bench.scaling import points
 from bench.sizes import default_works, dense_sizes, step_sizes
 from bench.workloads import TITLES, DenseSizes, Step, StepSizes, Timed, Truth, Work, dense_inputs, error, tolerance
@@ -100,8 +109,7 @@ def main(
         gc.collect()
         if where.type == "cuda":
             torch.cuda.empty_cache()
-    # Wide enough for reasons also where the output is a file.
-    shown = console if console.is_terminal else Console(width=150)
+    shown = _shown(console)
     for part in (table(rows, epochs, rates), error_table(errors), peak_table(held), first_step_table(firsts)):
         if part.row_count:
             shown.print(part)
@@ -121,13 +129,22 @@ def scaling(
     rates = measure_rates(where, quick)
     found = list(points(where, rates, seconds, quick))
     fit = largest(where, search, quick) if where.type == "cuda" and search > 0 else []
-    console = Console()
-    shown = console if console.is_terminal else Console(width=150)
+    shown = _shown(Console())
     shown.print(point_table(found))
     if fit:
         shown.print(largest_table(fit))
     parts = {"points": [asdict(point) for point in found], "largest": [asdict(one) for one in fit]}
     _write(json_file, where, begun, rates, parts)
+
+
+@app.command()
+def beside(device: DeviceName = DEFAULT_DEVICE, json_file: JsonFile = None, quick: Quick = False) -> None:
+    """What a training step costs while others are trained on the same device."""
+    begun = time.perf_counter()
+    where = _device(device)
+    found = list(side_by_side(where, quick))
+    _shown(Console()).print(beside_table(found))
+    _write(json_file, where, begun, measure_rates(where, quick), {"beside": [asdict(one) for one in found]})
 
 
 @app.command()
@@ -142,6 +159,11 @@ def plots(
         raise typer.BadParameter(str(reason)) from None
     for path in drawn:
         print(path)
+
+
+def _shown(console: Console) -> Console:
+    """Wide enough for reasons also where the output is a file."""
+    return console if console.is_terminal else Console(width=150)
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""Errors, memory, first steps and scaling as tables."""
+"""Errors, memory, first steps, scaling and trainings side by side as tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from math import log
 
 from rich.table import Table
 
+from bench.beside import Beside
 from bench.errors import ErrorRow
 from bench.first_step import FirstStep
 from bench.largest import Largest
@@ -80,6 +81,16 @@ def largest_table(rows: list[Largest]) -> Table:
     shown = _table("the most states that fit, doubled", "work", "states", "GiB", "ms", "ended by")
     for row in rows:
         shown.add_row(row.work, f"{row.states:,}", _gib(row.bytes), f"{row.milliseconds:.3g}", row.ended)
+    return shown
+
+
+def beside_table(rows: list[Beside]) -> Table:
+    shown = _table(
+        "ms a step of trainings side by side", "preset", "states", "sequences of a program", "trainings", "ms"
+    )
+    for row in rows:
+        program = str(row.rows) if row.rows else "-"
+        shown.add_row(row.preset, f"{row.states:,}", program, str(row.jobs), f"{row.milliseconds:.3g}")
     return shown
 
 

@@ -13,7 +13,7 @@ from tiny import tiny_corpus
 from torch import Tensor
 from typer.testing import CliRunner
 
-from bench import epoch, errors, first_step, largest, memory
+from bench import beside, epoch, errors, first_step, largest, memory
 from bench.__main__ import app
 from bench.errors import error_rows
 from bench.floor import Needs, Rates
@@ -37,6 +37,7 @@ from bench.workloads import (
     tolerance,
 )
 from vlhmm.models import ModelSettings
+from vlhmm.ops.recursion import cutting
 from vlhmm.recipe import BlockSettings, Recipe
 from vlhmm.train_settings import TrainSettings
 
@@ -215,6 +216,31 @@ def test_points_beyond_the_time_say_so(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["scaling", "--device", "cpu", "--quick", "--seconds", "0", "--json", str(file)])
     points = json.loads(file.read_text(encoding="utf-8"))["points"]
     assert {point["message"] for point in points} == {"not run: 0 s were over"}
+
+
+def test_trainings_side_by_side_are_timed_one_and_several_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "beside.json"
+    before = cutting.RESIDENT_TILINGS
+    done = CliRunner().invoke(app, ["beside", "--device", "cpu", "--quick", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert before == cutting.RESIDENT_TILINGS
+    found = json.loads(file.read_text(encoding="utf-8"))["beside"]
+    dense = [*itertools.product(("lee2025-b", "lee2025-scalar", "lee2025-psi-mlp"), (16, 32), (1, 2))]
+    assert [(one["preset"], one["rows"], one["jobs"]) for one in found] == [
+        *dense,
+        ("chiu2020-ptb", 0, 1),
+        ("chiu2020-ptb", 0, 2),
+    ]
+    assert all(one["milliseconds"] > 0 for one in found)
+
+
+def test_a_training_that_fails_beside_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(beside, "_training", broken)
+    with pytest.raises(RuntimeError, match="no memory"):
+        list(beside.side_by_side(CPU, quick=True))
 
 
 def test_errors_of_a_wrong_model_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def train_side_by_side(
             # Else all backward passes share a thread, and with it streams of the RNN library: one could not capture them while
             # another uses them.
             own_backward = torch.autograd.set_multithreading_enabled(False)
-            ahead = _StepsAhead(stream)
+            ahead = StepsAhead(stream)
             with own_backward, torch.cuda.stream(stream) if stream else nullcontext():
                 for event in training:
                     if isinstance(event, StepEvent):
@@ -116,7 +116,7 @@ def train_side_by_side(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _StepsAhead:
+class StepsAhead:
     """Of a thread before its stream: `wait`, called after each step, keeps them at STEPS_AHEAD."""
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:

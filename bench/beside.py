@@ -1,0 +1,138 @@
+"""Trainings side by side on one device, as `vlhmm table run --jobs` runs them: what a step costs when others are made meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+import numpy as np
+import torch
+
+from bench.measure import wait
+from vlhmm.cluster import Blocks, one_block
+from vlhmm.experiments.side_by_side import StepsAhead
+from vlhmm.models import build_blocked
+from vlhmm.ops.recursion import cutting
+from vlhmm.recipe import Recipe, preset
+from vlhmm.step import EAGER_STEPS, Step
+
+JOBS = (1, 2, 4, 8)
+STEPS = 300
+NUM_WINDOWS = 8
+NUM_WORDS = {"lee2025": 32_000, "chiu2020": 10_000}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """So many trainings of one preset at once."""
+
+    preset: str
+    states: int
+    jobs: int
+    rows: int
+    """The fewest sequences of a program where programs hold the tile among them: with more of them fewer programs do, and more
+    trainings fit beside each other. Blocked HMMs have no such programs."""
+    milliseconds: float
+    """All steps of all of them, divided by their number."""
+
+
+def works(quick: bool) -> dict[str, Recipe]:
+    """Lee & Berg-Kirkpatrick's dense HMMs and Chiu & Rush's at 2^14 states."""
+    blocked = preset("chiu2020-ptb")
+    found = {name: preset(name) for name in ("lee2025-b", "lee2025-scalar", "lee2025-psi-mlp")}
+    found["chiu2020-ptb"] = replace(blocked, model=replace(blocked.model, states_per_block=128))
+    if not quick:
+        return found
+    return {
+        name: replace(
+            recipe,
+            blocks=replace(recipe.blocks, num_blocks=3),
+            model=replace(recipe.model, states_per_block=4, dim=8),
+            train=replace(recipe.train, batch_size=3, window=5),
+        )
+        for name, recipe in found.items()
+    }
+
+
+def side_by_side(device: torch.device, quick: bool) -> Iterator[Beside]:
+    for name, recipe in works(quick).items():
+        dense = recipe.blocks.clustering == "one"
+        for rows in sorted({tiling.rows for tiling in cutting.RESIDENT_TILINGS}) if dense else (0,):
+            for jobs in JOBS[:2] if quick else JOBS:
+                with _programs_of(rows):
+                    taken = _milliseconds(name, recipe, jobs, device, 2 if quick else STEPS, quick)
+                states = recipe.model.states_per_block * (1 if dense else recipe.blocks.num_blocks)
+                yield Beside(name, states, jobs, rows, taken)
+
+
+@contextmanager
+def _programs_of(rows: int) -> Iterator[None]:
+    every = cutting.RESIDENT_TILINGS
+    cutting.RESIDENT_TILINGS = tuple(tiling for tiling in every if tiling.rows >= rows)
+    try:
+        yield
+    finally:
+        cutting.RESIDENT_TILINGS = every
+
+
+def _milliseconds(name: str, recipe: Recipe, jobs: int, device: torch.device, steps: int, quick: bool) -> float:
+    """Each training has a thread and a stream of its own; the clock runs from when all of them are captured."""
+    num_words = 30 if quick else NUM_WORDS[name.split("-")[0]]
+    ready, done = threading.Barrier(jobs + 1), threading.Barrier(jobs + 1)
+    failed: list[BaseException] = []
+
+    def train(seed: int) -> None:
+        try:
+            stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            own_backward = torch.autograd.set_multithreading_enabled(False)
+            with own_backward, torch.cuda.stream(stream) if stream else nullcontext():
+                step, windows = _training(recipe, num_words, device, seed)
+                ahead = StepsAhead(stream)
+                for number in range(EAGER_STEPS + 2 + steps):
+                    if number == EAGER_STEPS + 2:
+                        wait(device)
+                        ready.wait()
+                    step(next(windows), recipe.train.learning_rate, fresh=number == 0 or _independent(recipe))
+                    ahead.wait()
+                if stream is not None:
+                    stream.synchronize()
+                done.wait()
+        except BaseException as error:
+            failed.append(error)
+            ready.abort()
+            done.abort()
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(jobs)]
+    for thread in threads:
+        thread.start()
+    try:
+        ready.wait()
+        begun = time.perf_counter()
+        done.wait()
+        return 1e3 * (time.perf_counter() - begun) / (steps * jobs)
+    except threading.BrokenBarrierError:
+        raise failed[0] from None
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def _independent(recipe: Recipe) -> bool:
+    return recipe.train.windows == "independent"
+
+
+def _training(recipe: Recipe, num_words: int, device: torch.device, seed: int) -> tuple[Step, Iterator[torch.Tensor]]:
+    """Random words, in blocks of nearly equal size."""
+    generator = torch.Generator().manual_seed(seed)
+    num_blocks = recipe.blocks.num_blocks
+    dense = recipe.blocks.clustering == "one"
+    blocks = one_block(num_words) if dense else Blocks(np.arange(num_words) % num_blocks, num_blocks)
+    model = build_blocked(recipe.model, blocks, eos_id=None, reset="carry", generator=generator)
+    settings = recipe.train
+    windows = torch.randint(num_words, (NUM_WINDOWS, settings.batch_size, settings.window), generator=generator)
+    # On the CPU, from where training takes them.
+    return Step(model.to(device), settings), cycle(windows)
