@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from small_tables import TABLE, TEXT, made, small_table
 
+from vlhmm.experiments import figures
 from vlhmm.experiments.figures import draw_curves, draw_points
 from vlhmm.experiments.results import write_result
 from vlhmm.experiments.show import show_table
@@ -48,3 +49,18 @@ def test_rows_stand_under_names_or_by_what_was_measured(tmp_path: Path) -> None:
         draw_points(show_table(small_table(tmp_path, measured), TEXT, []), tmp_path / "none.png")
     with pytest.raises(ValueError, match="no column"):
         small_table(tmp_path, TABLE + 'measured = "cached_ms"\n')
+
+
+@pytest.mark.parametrize(("values", "scale"), [((100.0, 399.0), "linear"), ((100.0, 401.0), "log")])
+def test_numbers_far_apart_stand_on_a_logarithmic_axis(
+    values: tuple[float, float], scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = small_table(tmp_path, TABLE.replace("valid = 4.0", "valid = 100.0"))
+    for name, valid in zip(("HMM", "no dropout"), values, strict=True):
+        write_result(tmp_path, made(table, name, 0, valid, curve=[{"tokens": 1.0, "valid": valid}]))
+    scales = []
+    monkeypatch.setattr(figures, "_finish", lambda figure, axes, *_: scales.append(axes.get_yscale()))
+    shown = show_table(table, TEXT, [tmp_path])
+    draw_points(shown, tmp_path / "points.png")
+    draw_curves(shown, tmp_path / "curves.png")
+    assert scales == [scale, scale]

@@ -13,6 +13,8 @@ from vlhmm.experiments.show import ShownRow, ShownTable
 COLOURS = ("#c8442b", "#2b6cb0", "#2f855a", "#b7791f", "#6b46c1", "#4a5568")
 NAME_SHIFT = 0.06
 """Between series that stand under the same name."""
+FAR_APART = 4.0
+"""Numbers of which the largest is so many times the smallest stand on a logarithmic axis, where also the small ones can be read."""
 
 
 def draw_points(shown: ShownTable, path: Path) -> None:
@@ -41,6 +43,7 @@ def draw_points(shown: ShownTable, path: Path) -> None:
         axes.set_xscale("log", base=spec.base)
     if names:
         axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.5, len(names) - 0.5)
     elif spec.measured is None:
         places = sorted({one.place for one in placed})
         axes.set_xticks(places)
@@ -49,6 +52,7 @@ def draw_points(shown: ShownTable, path: Path) -> None:
             axes.set_xticklabels([_short(place) for place in places])
     axes.set_xlabel(spec.x)
     axes.set_ylabel(QUANTITIES[spec.y].heading)
+    _stretch(axes, *axes.dataLim.intervaly)
     _finish(figure, axes, shown.table.title, path)
 
 
@@ -128,6 +132,22 @@ def _limit(axes: Any, rows: list[ShownRow]) -> None:
     """Leaves the first steps out of sight: they are far above all that one wants to compare."""
     lowest = [min(point["valid"] for point in result.curve) for row in rows for result in row.results if result.curve]
     axes.set_ylim(0.95 * min(lowest), 1.4 * max(lowest))
+    _stretch(axes, min(lowest), max(lowest))
+
+
+def _stretch(axes: Any, lowest: float, highest: float) -> None:
+    if not 0 < FAR_APART * lowest < highest:
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(_log_ticks())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_minor_formatter(lambda *_: "")
+
+
+def _log_ticks() -> Any:
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(subs=(1, 2, 5))
 
 
 def _axes() -> tuple[Any, Any]:

@@ -38,10 +38,10 @@ class ModelSettings:
     on words of other blocks is then lost: perplexity is an upper bound, and the tables, which can be scored, are not a whole HMM
     that could be asked anything else."""
     emission_bias: bool = True
+    """A bias for every word."""
     emission_floor: float = 0.0
     """The part of every state's emission that is spread evenly over the words it can emit, so that words never seen in
     training do not become impossible; for little text."""
-    """A bias for every word."""
     initialisation: Literal["code", "paper", "normal"] = "code"
     """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0; normal: embeddings, those of
     words too, N(0, 1), free logits N(0, init_scale^2), the rest as PyTorch does."""
