@@ -54,7 +54,7 @@ class Step:
             lr=rates[0],
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
-            fused=on_gpu,
+            fused=True,
             capturable=on_gpu,
         )
         self.averaged = copy.deepcopy(model).requires_grad_(False) if settings.ema else model

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.factored_tiles import factored_tiles
 from vlhmm.precision import Precision
 
 Record = TypeVar("Record")
@@ -70,11 +71,15 @@ class Support:
             return self.states_of_group[0].expand(*words.shape, -1)
         return self.states_of_group[self.group_of_word[words]]
 
+    def blocks(self, per_state: Tensor) -> Tensor:
+        """(G, K, ...) from (Z, ...), of a partition."""
+        return per_state.view(self.num_groups, -1, *per_state.shape[1:])
+
     def rows(self, per_state: Tensor, groups: Int[Tensor, " U"]) -> Tensor:
         """per_state[states of each group]: (U, K, ...) from (Z, ...)."""
         if self.partition:
             # Whole blocks: one long copy a group, and a gradient that adds whole blocks.
-            blocks = per_state.view(self.num_groups, -1, *per_state.shape[1:])
+            blocks = self.blocks(per_state)
             whole = self.num_groups == 1 and groups.shape[0] == 1
             # Unlike indexing, `index_select` has a gradient that sorts nothing.
             return blocks if whole else blocks.index_select(0, groups)
@@ -166,8 +171,12 @@ class SoftmaxTransition:
         target: Support,
         target_groups: Int[Tensor, " U"],
     ) -> Float[Tensor, "U K J"]:
+        row_term = -source.rows(self.log_normalizer, source_groups)
+        if source.partition and target.partition:
+            blocks = source.blocks(self.out), target.blocks(self.into)
+            return factored_tiles(*blocks, row_term, source_groups, target_groups, normalised=False)
         logits = source.rows(self.out, source_groups) @ target.rows(self.into, target_groups).mT
-        return logits - source.rows(self.log_normalizer, source_groups)[:, :, None]
+        return logits + row_term[:, :, None]
 
 
 @dataclass(frozen=True)
@@ -192,10 +201,10 @@ class BlockFactoredTransition:
         target: Support,
         target_groups: Int[Tensor, " U"],
     ) -> Float[Tensor, "U K J"]:
-        logits = source.rows(self.out, source_groups) @ target.rows(self.into, target_groups).mT
         # (M, K, M'): for each tile the source block's K states against one target block.
-        log_block = self.log_block.view(source.num_groups, -1, self.log_block.shape[1])[source_groups, :, target_groups]
-        return log_block[:, :, None] + logits.log_softmax(dim=2)
+        log_block = source.blocks(self.log_block)[source_groups, :, target_groups]
+        blocks = source.blocks(self.out), target.blocks(self.into)
+        return factored_tiles(*blocks, log_block, source_groups, target_groups, normalised=True)
 
 
 Transition = TableTransition | SoftmaxTransition | BlockFactoredTransition

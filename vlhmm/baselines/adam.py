@@ -35,7 +35,7 @@ class AdamStep:
             # A captured update reads its rate from memory.
             lr=torch.tensor(settings.learning_rate, device=self.device) if on_gpu else settings.learning_rate,
             weight_decay=settings.weight_decay,
-            fused=on_gpu,
+            fused=True,
             capturable=on_gpu,
         )
         self.noise = torch.Generator(self.device).manual_seed(seed)

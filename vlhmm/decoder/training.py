@@ -168,7 +168,7 @@ class _Run:
             ],
             lr=training.learning_rate if self._rate is None else self._rate,
             betas=(training.beta1, training.beta2),
-            fused=on_gpu,
+            fused=True,
             capturable=on_gpu,
         )
         self.step, self.best_perplexity = 0, math.inf

@@ -32,13 +32,14 @@ def blocked_log_softmax(logits: Float[Tensor, "X K"], layout: WordLayout) -> Flo
     return result
 
 
-# Below, `sorted_...` is in the order of the layout: there a bucket of groups is a view.
+# Below, `sorted_...` is in the order of the layout: there a bucket of groups is a view. Rows are taken by `index_select`, which is
+# several times as fast as indexing.
 
 
 class _BlockedLogEmission(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, emit: Tensor, words: Tensor, bias: Tensor | None, layout: WordLayout) -> Tensor:
-        sorted_words, sorted_emit = words[layout.words], emit[layout.groups]
+        sorted_words, sorted_emit = words.index_select(0, layout.words), emit.index_select(0, layout.groups)
         sorted_log_prob = words.new_empty(words.shape[0], emit.shape[1])
         for logits, group_words, group_emit in zip(
             layout.buckets_of_words(sorted_log_prob),
@@ -59,7 +60,7 @@ class _BlockedLogEmission(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         sorted_words, sorted_emit, sorted_log_prob = ctx.saved_tensors
         layout: WordLayout = ctx.layout
-        sorted_grad = _log_softmax_gradient(grad[layout.words], sorted_log_prob, layout)
+        sorted_grad = _log_softmax_gradient(grad.index_select(0, layout.words), sorted_log_prob, layout)
         sorted_grad_words, sorted_grad_emit = torch.empty_like(sorted_words), torch.empty_like(sorted_emit)
         for grad_logits, group_words, group_emit, grad_words, grad_emit in zip(
             layout.buckets_of_words(sorted_grad),
@@ -81,7 +82,7 @@ class _BlockedLogEmission(torch.autograd.Function):
 class _BlockedLogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, layout: WordLayout) -> Tensor:
-        sorted_log_prob = _log_softmax_(logits[layout.words], layout)
+        sorted_log_prob = _log_softmax_(logits.index_select(0, layout.words), layout)
         ctx.save_for_backward(sorted_log_prob)
         ctx.layout = layout
         return _unsorted(sorted_log_prob, layout)
@@ -91,7 +92,9 @@ class _BlockedLogSoftmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (sorted_log_prob,) = ctx.saved_tensors
         layout: WordLayout = ctx.layout
-        return _unsorted(_log_softmax_gradient(grad[layout.words], sorted_log_prob, layout), layout), None
+        return _unsorted(
+            _log_softmax_gradient(grad.index_select(0, layout.words), sorted_log_prob, layout), layout
+        ), None
 
 
 def _log_softmax_(sorted_logits: Tensor, layout: WordLayout) -> Tensor:

@@ -276,7 +276,8 @@ def _sum_of_outer_products(
         if tiles.numel():
             rank = torch.arange(width, device=left.device)
             used = rank < counts[tiles, None]
-            position = order[torch.where(used, first[tiles, None] + rank, 0)]
-            gradient[tiles] = torch.bmm((left[position] * used[:, :, None]).mT, right[position])
+            position = order[torch.where(used, first[tiles, None] + rank, 0)].flatten()
+            own_left, own_right = (side.index_select(0, position).view(*used.shape, states) for side in (left, right))
+            gradient[tiles] = torch.bmm((own_left * used[:, :, None]).mT, own_right)
         narrower, width = width, 2 * width
     return gradient
