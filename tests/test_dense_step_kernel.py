@@ -66,6 +66,7 @@ def test_loss_and_gradients_of_a_step_equal_those_in_float64(
 
     monkeypatch.setattr(emission, "_kernels_take", taken("emission"))
     monkeypatch.setattr(word_rows, "_kernels_take", taken("rows"))
+    monkeypatch.setattr(token_emission, "_cpu_takes", lambda *_: False)
     monkeypatch.setattr(token_emission, "_kernels_take", taken("rows of a table"))
     monkeypatch.setattr(token_emission, "_kernels_take_factors", taken("rows of factors"))
     monkeypatch.setattr(recursion, "_kernels_take", taken("recursion"))

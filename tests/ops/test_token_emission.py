@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from vlhmm.ops import token_emission
-from vlhmm.ops.token_emission import launch, reference
+from vlhmm.ops.token_emission import launch, on_cpu, reference
 from vlhmm.ops.token_emission import token_log_emission_by_kernels as log_emission_by_kernels
 from vlhmm.ops.token_emission import token_log_softmax_by_kernels as log_softmax_by_kernels
 from vlhmm.tables import Support, blocked_support, convert, dense_support
@@ -162,3 +162,54 @@ def test_the_ops_give_rows_of_any_partition(groups: int) -> None:
     logits = drawn(8, 4)
     rows = token_emission.token_log_softmax(logits, tokens, support)
     torch.testing.assert_close(rows, token_emission.reference.normalize_over_words(logits, support)[tokens.flatten()])
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_factors_on_a_cpu_equal_those_of_the_table(shape: tuple[int, ...], with_bias: bool) -> None:
+    words, states, width, sequences, positions = shape
+    support, tokens = dense_support(words, states), text(words, sequences, positions)
+    operands = [drawn(states, width, scale=2 / width**0.5), drawn(words, width), *([drawn(words)] * with_bias)]
+    assert_equal_with_gradients(
+        lambda emit, of_words, bias=None: on_cpu.token_log_emission(emit, of_words, bias, tokens),
+        lambda emit, of_words, bias=None: reference.token_log_emission(
+            emit, of_words, bias, tokens, support, None, "highest"
+        ),
+        operands,
+        TOLERANCE["highest"],
+    )
+
+
+@pytest.mark.parametrize("at_once", [1, 500, 1 << 22])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_a_softmax_on_a_cpu_equal_those_of_the_table(
+    shape: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cpu, "CPU_CHUNK_BYTES", at_once)
+    words, states, _, sequences, positions = shape
+    support, tokens = dense_support(words, states), text(words, sequences, positions)
+    assert_equal_with_gradients(
+        lambda logits: on_cpu.token_log_softmax(logits, tokens),
+        lambda logits: reference.token_log_softmax(logits, tokens, support, None),
+        [drawn(words, states, scale=3.0)],
+        TOLERANCE["highest"],
+    )
+
+
+def test_words_without_probability_are_no_trouble_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where none of a piece has any."""
+    monkeypatch.setattr(on_cpu, "CPU_CHUNK_BYTES", 3 * 8 * 20)
+    logits = 300 * drawn(70, 3).double()
+    logits[:40, 0] = -torch.inf
+    tokens = torch.tensor([[0, 3, 69, 50]])
+    values, gradients = list[Tensor](), list[Tensor]()
+    for function in (
+        on_cpu.token_log_softmax,
+        lambda *some: reference.token_log_softmax(*some, dense_support(70, 3), None),
+    ):
+        leaf = logits.clone().requires_grad_()
+        value = function(leaf, tokens)
+        values.append(value)
+        gradients += torch.autograd.grad(value, leaf, torch.where(value > -torch.inf, 1.0, 0.0))
+    torch.testing.assert_close(values[0], values[1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)

@@ -13,8 +13,11 @@ from torch.autograd.function import once_differentiable
 
 from vlhmm.precision import Precision
 
-# The logits that exist at one time, forward and backward, where no kernel takes the work.
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES, CPU_CHUNK_BYTES = 64 << 20, 4 << 20
+"""The logits that exist at one time, forward and backward, where no kernel takes the work; on a CPU so few that they stay near it."""
+
+CHUNK_ROWS = 512
+"""Of these logits: fewer columns at a time, rather, so that each of them is read and given its gradient seldom."""
 
 # Above it, a kernel's tile and accumulator fit neither shared memory nor registers.
 WIDEST_KERNEL = 512
@@ -29,13 +32,13 @@ def row_logsumexp(
     live: Bool[Tensor, " Y"] | None = None,
     *,
     precision: Precision = "bf16",
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Float[Tensor, " Z"]:
     """log sum_y exp(out_z . in_y) over the y that are `live`; None: all.
 
     A row of `into` may hold -inf where `out` is positive: p(y | z) is then 0. On a GPU bf16 logits live in one tile at a
-    time. All others are made in the operands' own precision (float32 on a GPU: in float64), at most `chunk_bytes` (or one row, where
-    that is more) at a time.
+    time. All others are made in the operands' own precision (float32 on a GPU: in float64), at most `chunk_bytes` (or a column of
+    CHUNK_ROWS, where that is more) at a time; None: as suits the device.
     """
     return factors_and_row_logsumexp(out, into, live, precision=precision, chunk_bytes=chunk_bytes)[2]
 
@@ -46,7 +49,7 @@ def factors_and_row_logsumexp(
     live: Bool[Tensor, " Y"] | None = None,
     *,
     precision: Precision = "bf16",
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Factors:
     """`out`, `into` and their `row_logsumexp`.
 
@@ -143,16 +146,21 @@ class _TiledRowLogSumExp(torch.autograd.Function):
 
 class _ChunkedRowLogSumExp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, chunk_bytes: int) -> Tensor:
+    def forward(ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, chunk_bytes: int | None) -> Tensor:
         ctx.dtype, ctx.chunk_bytes = out.dtype, chunk_bytes
         if out.is_cuda and out.dtype == torch.float32:
             # What the library reads of float32 on a GPU is a setting of the whole process; of float64 it reads all.
             out, into = out.double(), into.double()
         log_sum = out.new_empty(out.shape[0])
-        for rows in _row_chunks(out, into, chunk_bytes):
-            logits = _logits(out[rows], into, live)
-            peak = _finite_or_zero(logits.amax(dim=1))
-            log_sum[rows] = logits.sub_(peak[:, None]).exp_().sum(dim=1).log_().add_(peak)
+        for rows, columns in _chunks(out, into, chunk_bytes):
+            peak, total = out.new_full((rows.stop - rows.start,), -torch.inf), out.new_zeros(rows.stop - rows.start)
+            for some in columns:
+                logits = _logits(out[rows], into, live, some)
+                higher = torch.maximum(peak, logits.amax(dim=1))
+                shift = _finite_or_zero(higher)
+                total = total * (peak - shift).exp() + logits.sub_(shift[:, None]).exp_().sum(dim=1)
+                peak = higher
+            log_sum[rows] = total.log() + _finite_or_zero(peak)
         ctx.save_for_backward(out, into, live, log_sum)
         return log_sum.to(ctx.dtype)
 
@@ -160,23 +168,30 @@ class _ChunkedRowLogSumExp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         out, into, live, log_sum = ctx.saved_tensors
-        grad, grad_out, grad_into = grad.to(out.dtype), torch.empty_like(out), torch.zeros_like(into)
-        for rows in _row_chunks(out, into, ctx.chunk_bytes):
-            shift = _finite_or_zero(log_sum[rows])
-            weights = _logits(out[rows], into, live).sub_(shift[:, None]).exp_().mul_(grad[rows, None])
-            torch.mm(weights, into, out=grad_out[rows])
-            grad_into.addmm_(weights.T, out[rows])
+        grad, grad_out, grad_into = grad.to(out.dtype), torch.zeros_like(out), torch.zeros_like(into)
+        shift = _finite_or_zero(log_sum)
+        for rows, columns in _chunks(out, into, ctx.chunk_bytes):
+            for some in columns:
+                weights = _logits(out[rows], into, live, some).sub_(shift[rows, None]).exp_().mul_(grad[rows, None])
+                grad_out[rows].addmm_(weights, into[some])
+                grad_into[some].addmm_(weights.T, out[rows])
         return grad_out.to(ctx.dtype), grad_into.to(ctx.dtype), None, None
 
 
-def _logits(out: Tensor, into: Tensor, live: Tensor | None) -> Tensor:
-    logits = out @ into.T
-    return logits if live is None else logits.masked_fill_(~live, -torch.inf)
+def _logits(out: Tensor, into: Tensor, live: Tensor | None, columns: slice) -> Tensor:
+    logits = out @ into[columns].T
+    return logits if live is None else logits.masked_fill_(~live[columns], -torch.inf)
 
 
-def _row_chunks(out: Tensor, into: Tensor, chunk_bytes: int) -> Iterator[slice]:
-    rows = max(1, chunk_bytes // max(1, into.shape[0] * into.element_size()))
-    return (slice(first, min(first + rows, out.shape[0])) for first in range(0, out.shape[0], rows))
+def _chunks(out: Tensor, into: Tensor, chunk_bytes: int | None) -> Iterator[tuple[slice, list[slice]]]:
+    """For each stretch of rows the stretches of columns."""
+    if chunk_bytes is None:
+        chunk_bytes = CHUNK_BYTES if out.is_cuda else CPU_CHUNK_BYTES
+    num_rows, num_columns = out.shape[0], into.shape[0]
+    rows = max(1, min(num_rows, CHUNK_ROWS))
+    columns = max(1, chunk_bytes // (rows * out.element_size()))
+    of_columns = [slice(first, min(first + columns, num_columns)) for first in range(0, num_columns, columns)]
+    return ((slice(first, min(first + rows, num_rows)), of_columns) for first in range(0, num_rows, rows))
 
 
 def _finite_or_zero(shift: Tensor) -> Tensor:

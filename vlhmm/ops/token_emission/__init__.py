@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from vlhmm.ops.emission import WordLayout
 from vlhmm.ops.row_logsumexp import WIDEST_KERNEL, tiled_factors_and_row_logsumexp
-from vlhmm.ops.token_emission import reference
+from vlhmm.ops.token_emission import on_cpu, reference
 from vlhmm.precision import Precision
 from vlhmm.tables import Support
 
@@ -36,6 +36,8 @@ def token_log_emission(
     """`log_emission(emit, words, bias, support)`, its rows of the N = B T tokens."""
     if bias is None and _kernels_take_factors(support, emit, words, precision):
         return token_log_emission_by_kernels(emit, words, tokens, precision)
+    if _cpu_takes(support, emit):
+        return on_cpu.token_log_emission(emit, words, bias, tokens)
     return reference.token_log_emission(emit, words, bias, tokens, support, layout, precision)
 
 
@@ -45,6 +47,8 @@ def token_log_softmax(
     """`normalize_over_words(logits, support)`, its rows of the N = B T tokens."""
     if _kernels_take(support, logits):
         return token_log_softmax_by_kernels(logits, tokens)
+    if _cpu_takes(support, logits):
+        return on_cpu.token_log_softmax(logits, tokens)
     return reference.token_log_softmax(logits, tokens, support, layout)
 
 
@@ -64,6 +68,14 @@ def token_log_softmax_by_kernels(logits: Float[Tensor, "X K"], tokens: Int[Tenso
     return result
 
 
+def _is_dense(support: Support) -> bool:
+    return support.partition and support.num_groups == 1
+
+
+def _cpu_takes(support: Support, operand: Tensor) -> bool:
+    return _is_dense(support) and not operand.is_cuda
+
+
 def _kernels_take_factors(support: Support, emit: Tensor, words: Tensor, precision: Precision) -> bool:
     # Logits are made twice: that is little next to a table in memory where matrix units do it in bf16.
     return precision == "bf16" and emit.shape[1] <= WIDEST_KERNEL and _kernels_take(support, emit, words)
@@ -72,8 +84,7 @@ def _kernels_take_factors(support: Support, emit: Tensor, words: Tensor, precisi
 def _kernels_take(support: Support, *operands: Tensor) -> bool:
     first = operands[0]
     return (
-        support.partition
-        and support.num_groups == 1
+        _is_dense(support)
         and first.is_cuda
         and all(operand.dtype == torch.float32 and operand.numel() > 0 for operand in operands)
         and torch.cuda.get_device_capability(first.device) >= (8, 0)
