@@ -12,7 +12,6 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from bench.measure import wait
 from vlhmm.cluster import Blocks, one_block
 from vlhmm.experiments.side_by_side import StepsAhead
 from vlhmm.models import build_blocked
@@ -94,12 +93,11 @@ def _milliseconds(name: str, recipe: Recipe, jobs: int, device: torch.device, st
                 ahead = StepsAhead(stream)
                 for number in range(EAGER_STEPS + 2 + steps):
                     if number == EAGER_STEPS + 2:
-                        wait(device)
+                        _wait(stream)
                         ready.wait()
                     step(next(windows), recipe.train.learning_rate, fresh=number == 0 or _independent(recipe))
                     ahead.wait()
-                if stream is not None:
-                    stream.synchronize()
+                _wait(stream)
                 done.wait()
         except BaseException as error:
             failed.append(error)
@@ -119,6 +117,12 @@ def _milliseconds(name: str, recipe: Recipe, jobs: int, device: torch.device, st
     finally:
         for thread in threads:
             thread.join()
+
+
+def _wait(stream: torch.cuda.Stream | None) -> None:
+    # Not for the whole device: another thread may capture meanwhile.
+    if stream is not None:
+        stream.synchronize()
 
 
 def _independent(recipe: Recipe) -> bool:
