@@ -232,7 +232,7 @@ def test_the_paper_stands_beside_ours_and_the_difference(run: Run, text: Path) -
 
 def test_plots_are_drawn_beside_the_results(run: Run, text: Path, results: Path) -> None:
     options = small_options(EXPERIMENTS / "chiu2020" / "figure3.toml", text, results)
-    row = ("--row", "2^10", "--row", "2^14, block-factored")
+    row = ("--row", "2^10", "--row", "2^13, ours")
     assert run("table", "run", *options, *row, "--runs", results / "runs", "--device", "cpu").status == 0
     assert run("table", "show", *options, "--plot").status == 0
     assert {path.name for path in results.glob("*.png")} == {"figure3.png", "figure3-curves.png"}
