@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vlhmm.inference import fit, predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
-from vlhmm.inference.gather import Batch, one_tile
+from vlhmm.inference.gather import Batch
 from vlhmm.inference.infill import Infilled, infill
 from vlhmm.inference.kbest import k_best
 from vlhmm.inference.posterior import Counts, Posterior, expected_counts, posterior
@@ -317,7 +317,7 @@ class HMM:
 
     @cached_property
     def _replays(self) -> Replays | None:
-        if not (self._graphs and one_tile(self.tables.support) and kernels_run(self.tables.dtype, self.tables.device)):
+        if not (self._graphs and self.tables.support.dense and kernels_run(self.tables.dtype, self.tables.device)):
             return None
         from vlhmm.inference.replay import Replays
 

@@ -66,6 +66,11 @@ class Support:
     def states_per_word(self) -> int:
         return self.states_of_group.shape[1]
 
+    @property
+    def dense(self) -> bool:
+        """All states in their order in one group: each emits every word, and one tile moves between them."""
+        return self.partition and self.num_groups == 1
+
     def states_of(self, words: Int[Tensor, ...]) -> Int[Tensor, "... K"]:
         if self.num_groups == 1:
             return self.states_of_group[0].expand(*words.shape, -1)

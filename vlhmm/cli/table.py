@@ -177,12 +177,13 @@ def show(
     asked = _read(file, corpus_name, changes, tokens, results)
     folders = results_folders(file) if results is None else (results,)
     shown = show_table(asked, checksums(asked.corpus, data_dir), folders)
+    if plot:
+        # First: whoever reads only the beginning of a table closes the pipe, and that ends the command.
+        _plot(shown, file if results is None else results / file.name)
     if as_json:
         print_json(shown.to_dict())
     else:
         _print(shown)
-    if plot:
-        _plot(shown, file if results is None else results / file.name)
 
 
 def list_tables(

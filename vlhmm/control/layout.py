@@ -174,9 +174,7 @@ Layout = DenseLayout | GroupedLayout
 
 
 def layout_of(tables: Tables, ahead: Lookahead) -> Layout:
-    support = tables.support
-    dense = support.num_groups == 1 and support.partition
-    return DenseLayout(tables, ahead) if dense else GroupedLayout(tables, ahead)
+    return DenseLayout(tables, ahead) if tables.support.dense else GroupedLayout(tables, ahead)
 
 
 def _log_peak(tables: Tables) -> Float[Tensor, " X"]:

@@ -52,7 +52,7 @@ class TransitionMatrix:
         """log p(the next token's state | the past)."""
         tables, support = self.tables, self.tables.support
         probs = belief.log_probs.double().exp()
-        if support.num_groups == 1 and support.partition and self._whole is not None:
+        if support.dense and self._whole is not None:
             ahead = probs @ self._whole
         else:
             ahead = probs.new_zeros(probs.shape[0], tables.num_states)

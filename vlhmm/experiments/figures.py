@@ -136,18 +136,14 @@ def _limit(axes: Any, rows: list[ShownRow]) -> None:
 
 
 def _stretch(axes: Any, lowest: float, highest: float) -> None:
+    from matplotlib.ticker import LogLocator
+
     if not 0 < FAR_APART * lowest < highest:
         return
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(_log_ticks())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.yaxis.set_minor_formatter(lambda *_: "")
-
-
-def _log_ticks() -> Any:
-    from matplotlib.ticker import LogLocator
-
-    return LogLocator(subs=(1, 2, 5))
 
 
 def _axes() -> tuple[Any, Any]:

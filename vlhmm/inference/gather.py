@@ -79,7 +79,7 @@ def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts
         found = window_groups(batch.tokens, support.group_of_word, tables.reset_token, past)
         group, init_of = found.target, found.init_of
     else:
-        group = torch.zeros_like(batch.tokens) if one_tile(support) else support.group_of_word[batch.tokens]
+        group = torch.zeros_like(batch.tokens) if support.dense else support.group_of_word[batch.tokens]
         init_of = beginnings(group, batch.tokens, tables.reset_token, past)
     return Starts(group, log_previous(tables, batch, belief), log_inits(tables), init_of)
 
@@ -105,10 +105,10 @@ def window_factors(
     """The factors of `batch`, begun from the start distribution or carried on from `belief`."""
     support, num_groups = tables.support, tables.support.num_groups
     starts = window_starts(tables, batch, belief)
-    if belief is not None and boundary is not None and one_tile(support):
+    if belief is not None and boundary is not None and support.dense:
         starts, boundary = _entered(starts, belief, boundary, support), None
     pair = starts.group
-    if not one_tile(support):
+    if not support.dense:
         pair = torch.zeros_like(starts.group)
         pair[:, 1:] = starts.group[:, :-1] * num_groups + starts.group[:, 1:]
         if belief is not None:
@@ -131,11 +131,6 @@ def window_factors(
     return Factors(
         starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
     )
-
-
-def one_tile(support: Support) -> bool:
-    """A dense HMM: all states in their order, and one tile moves between them."""
-    return support.partition and support.num_groups == 1
 
 
 def _entered(starts: Starts, belief: Belief, boundary: Boundary, support: Support) -> Starts:

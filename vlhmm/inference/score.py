@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlhmm.inference.blocked import blocked_window, kernels_take
-from vlhmm.inference.gather import Batch, Boundary, default_window, one_tile, window_factors, window_for, windows
+from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, window_for, windows
 from vlhmm.ops.recursion import filtered, kernels_run, recursion
 from vlhmm.tables import Belief, Support, Tables
 
@@ -57,7 +57,7 @@ def score(
 
 def reads_positions(support: Support, dtype: torch.dtype, batch: Batch) -> bool:
     """Whether `score` needs of the emissions of such tables the batch's own rows alone: `Tables.by_position`."""
-    return one_tile(support) and batch.num_positions <= window_for(support, dtype, batch.tokens.shape[0])
+    return support.dense and batch.num_positions <= window_for(support, dtype, batch.tokens.shape[0])
 
 
 def can_be_captured(tables: Tables, batch: Batch) -> bool:
@@ -67,7 +67,7 @@ def can_be_captured(tables: Tables, batch: Batch) -> bool:
     """
     if batch.num_positions > default_window(tables, batch.tokens.shape[0]):
         return False
-    return kernels_take(tables) or (one_tile(tables.support) and kernels_run(tables.dtype, tables.device))
+    return kernels_take(tables) or (tables.support.dense and kernels_run(tables.dtype, tables.device))
 
 
 def _window(

@@ -62,7 +62,7 @@ def normalize_over_words(
     logits: Float[Tensor, "X K"], support: Support, layout: WordLayout | None = None
 ) -> Float[Tensor, "X K"]:
     """logits - log sum exp over the words of the same state: log p(x | z) for x's own states z."""
-    if support.num_groups == 1 and support.partition:
+    if support.dense:
         return column_log_softmax(logits)
     # On a GPU every size of group would be launches of its own.
     if not support.partition or logits.is_cuda:

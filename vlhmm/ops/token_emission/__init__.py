@@ -68,12 +68,8 @@ def token_log_softmax_by_kernels(logits: Float[Tensor, "X K"], tokens: Int[Tenso
     return result
 
 
-def _is_dense(support: Support) -> bool:
-    return support.partition and support.num_groups == 1
-
-
 def _cpu_takes(support: Support, operand: Tensor) -> bool:
-    return _is_dense(support) and not operand.is_cuda
+    return support.dense and not operand.is_cuda
 
 
 def _kernels_take_factors(support: Support, emit: Tensor, words: Tensor, precision: Precision) -> bool:
@@ -84,7 +80,7 @@ def _kernels_take_factors(support: Support, emit: Tensor, words: Tensor, precisi
 def _kernels_take(support: Support, *operands: Tensor) -> bool:
     first = operands[0]
     return (
-        _is_dense(support)
+        support.dense
         and first.is_cuda
         and all(operand.dtype == torch.float32 and operand.numel() > 0 for operand in operands)
         and torch.cuda.get_device_capability(first.device) >= (8, 0)

@@ -5,7 +5,6 @@ Of the table itself no more than a piece is ever made: its softmax, and that of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -51,5 +50,6 @@ class _RowsOfSoftmax(torch.autograd.Function):
         return gradient.index_add_(0, tokens, grad.contiguous()), None
 
 
-def _pieces(table: Float[Tensor, "X K"]) -> Iterator[Float[Tensor, "n K"]]:
-    return iter(table.split(max(1, CPU_CHUNK_BYTES // max(1, table.shape[1] * table.element_size()))))
+def _pieces(table: Float[Tensor, "X K"]) -> tuple[Float[Tensor, "n K"], ...]:
+    pieces: tuple[Tensor, ...] = table.split(max(1, CPU_CHUNK_BYTES // max(1, table.shape[1] * table.element_size())))
+    return pieces
