@@ -17,8 +17,8 @@ from queue import SimpleQueue
 
 import torch
 
-from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.data import Corpus
+from vlhmm.experiments.row_settings import RowSettings, recipe_of
 from vlhmm.experiments.rows import RowEvent, RowRun, run_row
 from vlhmm.train import LOG_STEPS, StepEvent
 
@@ -33,8 +33,8 @@ class TrainingEnded:
 SideEvent = RowEvent | TrainingEnded
 
 SOON, LATER = -1, 0
-"""Priorities on a GPU. A baseline is a long chain of small kernels: they take little of the device, but behind the large ones of an
-HMM each would wait its turn."""
+"""Priorities on a GPU. A baseline or an HMM without blocks is a long chain of small kernels: they take little of the device, but
+behind the large ones of a blocked HMM each would wait its turn."""
 
 STEPS_AHEAD = 4
 """A thread queues no more steps than that. One that fills its queue waits within the driver, and all the others with it."""
@@ -72,7 +72,7 @@ def train_side_by_side(
 
     def train(run: RowRun, corpus: Corpus) -> None:
         error: Exception | None = None
-        idle = streams[SOON if isinstance(run.row.settings, BaselineSettings) else LATER]
+        idle = streams[_priority(run.row.settings)]
         stream = idle.get()
         try:
             if stopping.is_set() or (deadline is not None and time.monotonic() >= deadline):
@@ -114,6 +114,11 @@ def train_side_by_side(
         finally:
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _priority(settings: RowSettings) -> int:
+    recipe = recipe_of(settings)
+    return SOON if recipe is None or recipe.blocks.clustering == "one" else LATER
 
 
 class StepsAhead:
