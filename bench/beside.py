@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -15,7 +15,6 @@ import torch
 from vlhmm.cluster import Blocks, one_block
 from vlhmm.experiments.side_by_side import StepsAhead
 from vlhmm.models import build_blocked
-from vlhmm.ops.recursion import cutting
 from vlhmm.recipe import Recipe, preset
 from vlhmm.step import EAGER_STEPS, Step
 
@@ -32,11 +31,10 @@ class Beside:
     preset: str
     states: int
     jobs: int
-    rows: int
-    """The fewest sequences of a program where programs hold the tile among them: with more of them fewer programs do, and more
-    trainings fit beside each other. Blocked HMMs have no such programs."""
     milliseconds: float
     """All steps of all of them, divided by their number."""
+    cores: float
+    """That the program kept busy meanwhile: Python runs one thread at a time, so with one core busy the device waits for it."""
 
 
 def works(quick: bool) -> dict[str, Recipe]:
@@ -59,27 +57,15 @@ def works(quick: bool) -> dict[str, Recipe]:
 
 def side_by_side(device: torch.device, quick: bool) -> Iterator[Beside]:
     for name, recipe in works(quick).items():
-        dense = recipe.blocks.clustering == "one"
-        for rows in sorted({tiling.rows for tiling in cutting.RESIDENT_TILINGS}) if dense else (0,):
-            for jobs in JOBS[:2] if quick else JOBS:
-                with _programs_of(rows):
-                    taken = _milliseconds(name, recipe, jobs, device, 2 if quick else STEPS, quick)
-                states = recipe.model.states_per_block * (1 if dense else recipe.blocks.num_blocks)
-                yield Beside(name, states, jobs, rows, taken)
+        blocks = 1 if recipe.blocks.clustering == "one" else recipe.blocks.num_blocks
+        for jobs in JOBS[:2] if quick else JOBS:
+            taken, cores = _timed(name, recipe, jobs, device, 2 if quick else STEPS, quick)
+            yield Beside(name, recipe.model.states_per_block * blocks, jobs, taken, cores)
 
 
-@contextmanager
-def _programs_of(rows: int) -> Iterator[None]:
-    every = cutting.RESIDENT_TILINGS
-    cutting.RESIDENT_TILINGS = tuple(tiling for tiling in every if tiling.rows >= rows)
-    try:
-        yield
-    finally:
-        cutting.RESIDENT_TILINGS = every
-
-
-def _milliseconds(name: str, recipe: Recipe, jobs: int, device: torch.device, steps: int, quick: bool) -> float:
-    """Each training has a thread and a stream of its own; the clock runs from when all of them are captured."""
+def _timed(name: str, recipe: Recipe, jobs: int, device: torch.device, steps: int, quick: bool) -> tuple[float, float]:
+    """Milliseconds a step, and busy cores. Each training has a thread and a stream of its own; the clock runs from when all of
+    them are captured."""
     num_words = 30 if quick else NUM_WORDS[name.split("-")[0]]
     ready, done = threading.Barrier(jobs + 1), threading.Barrier(jobs + 1)
     failed: list[BaseException] = []
@@ -109,9 +95,10 @@ def _milliseconds(name: str, recipe: Recipe, jobs: int, device: torch.device, st
         thread.start()
     try:
         ready.wait()
-        begun = time.perf_counter()
+        begun, busy = time.perf_counter(), time.process_time()
         done.wait()
-        return 1e3 * (time.perf_counter() - begun) / (steps * jobs)
+        seconds = time.perf_counter() - begun
+        return 1e3 * seconds / (steps * jobs), (time.process_time() - busy) / seconds
     except threading.BrokenBarrierError:
         raise failed[0] from None
     finally:

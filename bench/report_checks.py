@@ -85,12 +85,9 @@ def largest_table(rows: list[Largest]) -> Table:
 
 
 def beside_table(rows: list[Beside]) -> Table:
-    shown = _table(
-        "ms a step of trainings side by side", "preset", "states", "sequences of a program", "trainings", "ms"
-    )
+    shown = _table("ms a step of trainings side by side", "preset", "states", "trainings", "ms", "busy cores")
     for row in rows:
-        program = str(row.rows) if row.rows else "-"
-        shown.add_row(row.preset, f"{row.states:,}", program, str(row.jobs), f"{row.milliseconds:.3g}")
+        shown.add_row(row.preset, f"{row.states:,}", str(row.jobs), f"{row.milliseconds:.3g}", f"{row.cores:.1f}")
     return shown
 
 

@@ -37,7 +37,6 @@ from bench.workloads import (
     tolerance,
 )
 from vlhmm.models import ModelSettings
-from vlhmm.ops.recursion import cutting
 from vlhmm.recipe import BlockSettings, Recipe
 from vlhmm.train_settings import TrainSettings
 
@@ -220,18 +219,12 @@ def test_points_beyond_the_time_say_so(tmp_path: Path) -> None:
 
 def test_trainings_side_by_side_are_timed_one_and_several_at_once(tmp_path: Path) -> None:
     file = tmp_path / "beside.json"
-    before = cutting.RESIDENT_TILINGS
     done = CliRunner().invoke(app, ["beside", "--device", "cpu", "--quick", "--json", str(file)])
     assert done.exit_code == 0, done.output
-    assert before == cutting.RESIDENT_TILINGS
     found = json.loads(file.read_text(encoding="utf-8"))["beside"]
-    dense = [*itertools.product(("lee2025-b", "lee2025-scalar", "lee2025-psi-mlp"), (16, 32), (1, 2))]
-    assert [(one["preset"], one["rows"], one["jobs"]) for one in found] == [
-        *dense,
-        ("chiu2020-ptb", 0, 1),
-        ("chiu2020-ptb", 0, 2),
-    ]
-    assert all(one["milliseconds"] > 0 for one in found)
+    presets = ("lee2025-b", "lee2025-scalar", "lee2025-psi-mlp", "chiu2020-ptb")
+    assert [(one["preset"], one["jobs"]) for one in found] == [*itertools.product(presets, (1, 2))]
+    assert all(one["milliseconds"] > 0 and one["cores"] > 0 for one in found)
 
 
 def test_a_training_that_fails_beside_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,24 @@ def test_training_ends_when_the_rate_is_too_low_to_matter(corpus: vlhmm.Corpus, 
     assert ours == pytest.approx(ended.best_perplexity, rel=1e-6)
 
 
+@pytest.mark.parametrize(("seconds_of_a_save", "saves"), [(0.0, 8), (1e9, 2)])
+def test_saves_that_take_long_are_made_seldom(
+    corpus: vlhmm.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_of_a_save: float, saves: int
+) -> None:
+    now, saved_at = 0.0, list[float]()
+
+    def save_state(*_: object) -> None:
+        nonlocal now
+        now += seconds_of_a_save
+        saved_at.append(now)
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(RunFolder, "save_state", save_state)
+    ended = train(tiny_model(corpus), corpus, QUICK, epochs=4, out=tmp_path / "run")
+    # Every check, or the first one and the end.
+    assert (ended.step, len(saved_at)) == (ended.num_steps, saves)
+
+
 def test_seldom_saved_runs_end_with_everything_saved(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
     model = tiny_model(corpus)
     saved_during = [

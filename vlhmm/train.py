@@ -92,6 +92,8 @@ VALID_STREAMS = 32
 """Checks during training score the validation text in so many warm-started streams, unless windows are independent."""
 SAVE_SECONDS = 60.0
 """The state is saved at every check, and at least this often between two."""
+SAVING_SHARE = 0.05
+"""The part of the time that saves may take: a state of gigabytes is saved less often, however many checks there are."""
 LOG_STEPS = 20
 """Steps that one line of the log sums up."""
 
@@ -154,7 +156,7 @@ def training(
         run = _Run(model, corpus, settings, folder, joint)
         if resume:
             run.restore()
-        saved_at = time.monotonic()
+        saved_at, save_took = time.monotonic(), 0.0
         # A GPU works ahead of us; asking it for every step's loss would make it wait.
         loss_steps = LOG_STEPS if run.device.type == "cuda" else 1
         loss, losses = math.nan, list[float]()
@@ -183,14 +185,16 @@ def training(
                         folder.log({"kind": "check", **times, **asdict(check)})
                 out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
                 stopping = out_of_time or stop_asked.is_set()
-                since_saved = time.monotonic() - saved_at
+                now = time.monotonic()
+                save_due = now - saved_at >= max(save_seconds if check_due else SAVE_SECONDS, save_took / SAVING_SHARE)
                 if run.finished():
                     if save_at_end:
                         run.save()
                     break
-                if stopping or since_saved >= (save_seconds if check_due else SAVE_SECONDS):
+                if stopping or save_due:
                     run.save()
                     saved_at = time.monotonic()
+                    save_took = saved_at - now
                 if stopping:
                     run.finish()
                     reason: Literal["time", "interrupted"] = "interrupted" if stop_asked.is_set() else "time"

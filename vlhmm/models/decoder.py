@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from vlhmm.models.unfilled import unfilled
 from vlhmm.precision import Precision
@@ -79,8 +79,10 @@ class Attention(nn.Module):
         self.o_proj = unfilled(nn.Linear, shape.dim, shape.dim, bias=False)
 
     def forward(self, hidden: Float[Tensor, "*B n H"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "*B n H"]:
-        query, key = (rotated(self._heads(project(hidden)), rotation) for project in (self.q_proj, self.k_proj))
-        value = self._heads(self.v_proj(hidden))
+        every_head = self._heads(_in_one(hidden, self.q_proj, self.k_proj, self.v_proj))
+        heads, key_heads = (layer.out_features // self.head_dim for layer in (self.q_proj, self.k_proj))
+        turning, value = every_head.split([heads + key_heads, key_heads], dim=1)
+        query, key = rotated(turning, rotation).split([heads, key_heads], dim=1)
         mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal, enable_gqa=True)
         attended: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(hidden.shape))
         return attended
@@ -100,24 +102,31 @@ class GatedNetwork(nn.Module):
         self.down_proj = unfilled(nn.Linear, shape.gated_dim, shape.dim, bias=False)
 
     def forward(self, hidden: Float[Tensor, "*B n H"]) -> Float[Tensor, "*B n H"]:
-        made: Tensor = self.down_proj(silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        gate, up = _in_one(hidden, self.gate_proj, self.up_proj).chunk(2, dim=-1)
+        made: Tensor = self.down_proj(silu(gate) * up)
         return made
 
 
+def _in_one(hidden: Float[Tensor, "*B n H"], *layers: nn.Linear) -> Float[Tensor, "*B n P"]:
+    """What each layer makes, side by side: a GPU is as long over one small product as over several."""
+    return linear(hidden, torch.cat([layer.weight for layer in layers]))
+
+
 def rotary(embedding: Float[Tensor, "*B n H"], head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency, (n, head_dim / 2)."""
+    """By what a number of a head, and its partner half a head away, count in the turned one, each (n, head_dim)."""
     exponents = torch.arange(0, head_dim, 2, device=embedding.device, dtype=embedding.dtype) / head_dim
     positions = torch.arange(embedding.shape[-2], device=embedding.device, dtype=embedding.dtype)
     angles = positions[:, None] / theta**exponents
-    return angles.cos(), angles.sin()
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat([cosine, cosine], dim=1), torch.cat([-sine, sine], dim=1)
 
 
 def rotated(heads: Float[Tensor, "b heads n D"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "b heads n D"]:
     """Every pair (d, d + D / 2) turned by its angle."""
-    cosine, sine = rotation
-    first, second = heads.chunk(2, dim=3)
+    of_itself, of_partner = rotation
+    partner = heads.roll(heads.shape[3] // 2, dims=3)
     # Turned in the angles' type, then rounded to that of the products again: attention has fast kernels for it.
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=3).to(heads.dtype)
+    return (heads * of_itself + partner * of_partner).to(heads.dtype)
 
 
 def _products_in(precision: Precision, embedding: Tensor) -> AbstractContextManager[object]:

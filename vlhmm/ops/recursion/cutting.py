@@ -48,9 +48,6 @@ TILINGS = (
 # reading the tile at each step takes 0.36 and 0.41; 1,024 states 0.49 and 0.58 instead of 0.62 and 0.72.
 RESIDENT_TILINGS: tuple[Tiling, ...] = (Tiling(16, 64, 0, 4, 1), Tiling(32, 64, 0, 8, 1))
 
-RESIDENT_COOPERATIVE = True
-"""Whether those programs are launched as one that must run at once: the driver then vouches for it."""
-
 SPARE_BYTES = 4 << 10
 """Of a program's shared memory, beside its part of the tile and a message."""
 

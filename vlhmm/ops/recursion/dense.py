@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.ops.recursion import cutting, kernel
+from vlhmm.ops.recursion import kernel
 from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, tiling_for
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.product import product
@@ -279,7 +279,7 @@ def _launch_resident(
     size, _, states = sizes[:3]
     waits = arguments[0].is_cuda
     parts = pieces(states, tiling.columns)
-    if waits and cutting.RESIDENT_COOPERATIVE:
+    if waits:
         options["launch_cooperative_grid"] = True
     for first, end in [(0, steps)] if waits else [(t, min(t + 1, steps)) for t in range(launches)]:
         steps_kernel[(pieces(size, tiling.rows) * parts,)](
