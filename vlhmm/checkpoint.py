@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vlhmm.data import Tokenizer
-from vlhmm.data.atomic import atomic_write
+from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.models import Model, ModelSettings
 from vlhmm.tables import Support
 
@@ -82,13 +82,11 @@ def save_model(
     """Writes the three files; `state` replaces the model's own weights (an average of them, say)."""
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(model, about).to_json()
-    tensors = {name: value.detach().cpu().contiguous() for name, value in (state or model.state_dict()).items()}
-    metadata = {"format": FORMAT, "version": str(VERSION), "config": _digest(config)}
     # The weights last: they name the config, so a folder is whole only when all three agree.
     if not (folder / TOKENIZER).exists() or Tokenizer.load(folder / TOKENIZER).hash != tokenizer.hash:
         tokenizer.save(folder / TOKENIZER)
     atomic_write(folder / CONFIG, config.encode())
-    atomic_write(folder / MODEL, save_tensors(tensors, metadata))
+    write_tensors(folder / MODEL, state or model.state_dict(), {"config": _digest(config)})
 
 
 def load_model(folder: str | Path, device: torch.device | str = "cpu") -> ModelFolder:
@@ -156,7 +154,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """One file of tensors with text beside them, whole or not at all."""
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    atomic_write(path, save_tensors(contiguous, {"format": FORMAT, "version": str(VERSION), **metadata}))
+    with atomic_path(path) as partial:
+        # Not by way of bytes in memory: to put gigabytes of them together takes several times as long, and holds up all threads.
+        save_file(contiguous, partial, {"format": FORMAT, "version": str(VERSION), **metadata})
 
 
 def _digest(text: str) -> str:

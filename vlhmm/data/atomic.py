@@ -14,19 +14,24 @@ def partial_name(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file under a temporary name; takes its place as `path` when the block ends without an error."""
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary name to write a file under, which takes its place as `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
     try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial
+        _sync(partial)
         partial.replace(path)
         sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """The same as an open file."""
+    with atomic_path(path) as partial, partial.open("xb") as file:
+        yield file
 
 
 def atomic_write(path: Path, content: bytes) -> None:
@@ -36,9 +41,13 @@ def atomic_write(path: Path, content: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Makes a rename within the folder survive a power cut."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if os.name == "posix":
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    # Only what may be written can be synced outside POSIX, where folders cannot be at all.
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
