@@ -92,8 +92,8 @@ VALID_STREAMS = 32
 """Checks during training score the validation text in so many warm-started streams, unless windows are independent."""
 SAVE_SECONDS = 60.0
 """The state is saved at every check, and at least this often between two."""
-SAVING_SHARE = 0.05
-"""The part of the time that saves may take: a state of gigabytes is saved less often, however many checks there are."""
+LONG_SAVE, SAVING_SHARE = 3.0, 0.05
+"""Saves that take more seconds than that take at most this part of the time, however many checks there are: those of gigabytes."""
 LOG_STEPS = 20
 """Steps that one line of the log sums up."""
 
@@ -186,7 +186,8 @@ def training(
                 out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
                 stopping = out_of_time or stop_asked.is_set()
                 now = time.monotonic()
-                save_due = now - saved_at >= max(save_seconds if check_due else SAVE_SECONDS, save_took / SAVING_SHARE)
+                pause = save_took / SAVING_SHARE if save_took > LONG_SAVE else 0.0
+                save_due = now - saved_at >= max(save_seconds if check_due else SAVE_SECONDS, pause)
                 if run.finished():
                     if save_at_end:
                         run.save()
