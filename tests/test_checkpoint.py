@@ -1,5 +1,6 @@
 """Model folders: what is saved comes back, and what is broken is refused with a reason."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_a_saved_model_comes_back_bit_for_bit(lm: vlhmm.LanguageModel, tmp_path:
     assert again.tokenizer == lm.tokenizer
     assert again.about == lm.about
     assert again.next_tokens("the cat") == lm.next_tokens("the cat")
+
+
+def test_whoever_may_read_one_file_may_read_all(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        lm.save(tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o644}
 
 
 @pytest.mark.parametrize("make", [scalar_hmm, linear_hmm])
