@@ -155,12 +155,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """One file of tensors with text beside them, whole or not at all."""
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with atomic_path(path) as partial:
-        partial.touch()
-        permissions = partial.stat().st_mode
         # Not by way of bytes in memory: to put gigabytes of them together takes several times as long, and holds up all threads.
         save_file(contiguous, partial, {"format": FORMAT, "version": str(VERSION), **metadata})
-        # Some versions leave a file that nobody else may read.
-        partial.chmod(permissions)
 
 
 def _digest(text: str) -> str:

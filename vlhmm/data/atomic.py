@@ -15,11 +15,15 @@ def partial_name(path: Path) -> Path:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under, which takes its place as `path` when the block ends without an error."""
+    """A file under a temporary name, empty as yet; takes its place as `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
     try:
+        partial.touch(exist_ok=False)
+        permissions = partial.stat().st_mode
         yield partial
+        # Whoever writes it may have put another in its place, which only its owner could read.
+        partial.chmod(permissions)
         _sync(partial)
         partial.replace(path)
         sync_folder(path.parent)
@@ -29,8 +33,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """The same as an open file."""
-    with atomic_path(path) as partial, partial.open("xb") as file:
+    """The same, open to be written."""
+    with atomic_path(path) as partial, partial.open("wb") as file:
         yield file
 
 
