@@ -160,5 +160,6 @@ def _axes() -> tuple[Any, Any]:
 def _finish(figure: Any, axes: Any, title: str, path: Path) -> None:
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
