@@ -15,6 +15,7 @@ import torch
 from vlhmm.cluster import Blocks, one_block
 from vlhmm.experiments.side_by_side import StepsAhead
 from vlhmm.models import build_blocked
+from vlhmm.ops.recursion.cutting import nobody_waits
 from vlhmm.recipe import Recipe, preset
 from vlhmm.step import EAGER_STEPS, Step
 
@@ -31,6 +32,8 @@ class Beside:
     preset: str
     states: int
     jobs: int
+    waits: bool
+    """Whether kernels may be used whose programs wait for one another; `vlhmm table run --jobs` does without."""
     milliseconds: float
     """All steps of all of them, divided by their number."""
     cores: float
@@ -59,11 +62,15 @@ def side_by_side(device: torch.device, quick: bool) -> Iterator[Beside]:
     for name, recipe in works(quick).items():
         blocks = 1 if recipe.blocks.clustering == "one" else recipe.blocks.num_blocks
         for jobs in JOBS[:2] if quick else JOBS:
-            taken, cores = _timed(name, recipe, jobs, device, 2 if quick else STEPS, quick)
-            yield Beside(name, recipe.model.states_per_block * blocks, jobs, taken, cores)
+            # Only those of dense HMMs wait.
+            for waits in (True, False) if blocks == 1 else (False,):
+                taken, cores = _timed(name, recipe, jobs, waits, device, 2 if quick else STEPS, quick)
+                yield Beside(name, recipe.model.states_per_block * blocks, jobs, waits, taken, cores)
 
 
-def _timed(name: str, recipe: Recipe, jobs: int, device: torch.device, steps: int, quick: bool) -> tuple[float, float]:
+def _timed(
+    name: str, recipe: Recipe, jobs: int, waits: bool, device: torch.device, steps: int, quick: bool
+) -> tuple[float, float]:
     """Milliseconds a step, and busy cores. Each training has a thread and a stream of its own; the clock runs from when all of
     them are captured."""
     num_words = 30 if quick else NUM_WORDS[name.split("-")[0]]
@@ -74,7 +81,8 @@ def _timed(name: str, recipe: Recipe, jobs: int, device: torch.device, steps: in
         try:
             stream = torch.cuda.Stream(device) if device.type == "cuda" else None
             own_backward = torch.autograd.set_multithreading_enabled(False)
-            with own_backward, torch.cuda.stream(stream) if stream else nullcontext():
+            ending = nullcontext() if waits else nobody_waits()
+            with own_backward, ending, torch.cuda.stream(stream) if stream else nullcontext():
                 step, windows = _training(recipe, num_words, device, seed)
                 ahead = StepsAhead(stream)
                 for number in range(EAGER_STEPS + 2 + steps):

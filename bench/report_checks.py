@@ -85,9 +85,11 @@ def largest_table(rows: list[Largest]) -> Table:
 
 
 def beside_table(rows: list[Beside]) -> Table:
-    shown = _table("ms a step of trainings side by side", "preset", "states", "trainings", "ms", "busy cores")
+    shown = _table("ms a step of trainings side by side", "preset", "states", "trainings", "programs wait", "ms", "busy cores")
     for row in rows:
-        shown.add_row(row.preset, f"{row.states:,}", str(row.jobs), f"{row.milliseconds:.3g}", f"{row.cores:.1f}")
+        waits = "yes" if row.waits else "no"
+        times = (f"{row.milliseconds:.3g}", f"{row.cores:.1f}")
+        shown.add_row(row.preset, f"{row.states:,}", str(row.jobs), waits, *times)
     return shown
 
 

@@ -222,8 +222,9 @@ def test_trainings_side_by_side_are_timed_one_and_several_at_once(tmp_path: Path
     done = CliRunner().invoke(app, ["beside", "--device", "cpu", "--quick", "--json", str(file)])
     assert done.exit_code == 0, done.output
     found = json.loads(file.read_text(encoding="utf-8"))["beside"]
-    presets = ("lee2025-b", "lee2025-scalar", "lee2025-psi-mlp", "chiu2020-ptb")
-    assert [(one["preset"], one["jobs"]) for one in found] == [*itertools.product(presets, (1, 2))]
+    dense = itertools.product(("lee2025-b", "lee2025-scalar", "lee2025-psi-mlp"), (1, 2), (True, False))
+    blocked = itertools.product(("chiu2020-ptb",), (1, 2), (False,))
+    assert [(one["preset"], one["jobs"], one["waits"]) for one in found] == [*dense, *blocked]
     assert all(one["milliseconds"] > 0 and one["cores"] > 0 for one in found)
 
 

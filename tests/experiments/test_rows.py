@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +13,14 @@ from small_tables import TABLE, events_of, row_run, small_corpus, small_table
 
 import vlhmm
 from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.experiments import side_by_side
 from vlhmm.experiments.measure import CURVE_POINTS, running_train, seconds_per_epoch, thinned_curve
 from vlhmm.experiments.results import ResultError, read_result
 from vlhmm.experiments.row_events import RowStopped
-from vlhmm.experiments.rows import RowDone, run_row
+from vlhmm.experiments.rows import RowDone, RowEvent, run_row
 from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
 from vlhmm.experiments.texts import training_text
+from vlhmm.ops.recursion import cutting
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import STATE, read_log
 from vlhmm.train import StepEvent
@@ -232,6 +236,25 @@ def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus,
         assert beside[1].measured["valid"] == alone[1].measured["valid"]
         assert beside[1].curve == alone[1].curve
         assert beside[1].measured.keys() == alone[1].measured.keys()
+
+
+def test_beside_others_no_kernel_is_taken_whose_programs_wait(
+    corpus: vlhmm.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = list[cutting.Method]()
+
+    def watched(*arguments: Any, **options: Any) -> Iterator[RowEvent]:
+        for event in run_row(*arguments, **options):
+            taken.append(cutting.method_for(200, 512, torch.device("cpu"), "highest"))
+            yield event
+
+    monkeypatch.setattr(side_by_side, "run_row", watched)
+    for jobs, method in ((2, "launches"), (1, "persistent")):
+        (tmp_path / str(jobs)).mkdir()
+        run = row_run(small_table(tmp_path / str(jobs)), "HMM", corpus)
+        list(train_side_by_side([(run, corpus)], torch.device("cpu"), jobs))
+        assert set(taken) == {method}
+        taken.clear()
 
 
 RECURRENT = """

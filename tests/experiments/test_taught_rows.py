@@ -16,11 +16,13 @@ import vlhmm
 from vlhmm.checkpoint import load_model, read_tensors
 from vlhmm.data import Tokens
 from vlhmm.decoder import DecoderSettings, DecoderTraining, decoder_training
+from vlhmm.experiments import taught_training
 from vlhmm.experiments.results import identity_of
 from vlhmm.experiments.row_events import RowStopped, Working
 from vlhmm.experiments.row_settings import BaumWelchHMM, RestartedHMM, TaughtHMM
 from vlhmm.experiments.rows import RowDone, RowEvent, run_row
 from vlhmm.experiments.table_file import TableFile
+from vlhmm.models import load_body
 from vlhmm.recipe import Recipe
 from vlhmm.run_folder import STATE, RunFolder, read_log
 from vlhmm.teacher import load_teacher
@@ -147,6 +149,22 @@ def test_a_body_gives_the_model_its_size(table: TableFile, corpus: vlhmm.Corpus)
     settings = load_model(run.folder).model.settings
     # The preset has 4 layers and 4 heads.
     assert (settings.dim, settings.decoder_layers, settings.decoder_heads) == (8, 1, 1)
+
+
+def test_a_body_is_centred_where_the_row_says_so(
+    corpus: vlhmm.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[bool]()
+
+    def watched(*arguments: Any, centred: bool) -> None:
+        asked.append(centred)
+        load_body(*arguments, centred=centred)
+
+    monkeypatch.setattr(taught_training, "load_body", watched)
+    centred = TABLE.replace("body = true", "body = true, centred = true")
+    for name, text in (("plain.toml", TABLE), ("centred.toml", centred)):
+        finished(events_of(row_run(small_table(tmp_path, text, name), "body", corpus), corpus))
+    assert asked == [False, True]
 
 
 def test_a_bad_beginning_is_no_divergence(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
@@ -312,6 +330,7 @@ def test_what_is_asked_for_later_includes_timings(corpus: vlhmm.Corpus, tmp_path
         ("restarts = { number = 2 }", "restarts = { nunber = 2 }", "did you mean 'number'"),
         ("restarts = { number = 2 }", "restarts = 2", "must give settings by name"),
         ("lvd = false, body = true", "lvd = false, body = false", "gives nothing"),
+        ("lvd = false, body = true", "lvd = true, centred = true", "said of the body"),
         ("tokens = 400", "tokens = 400\ntrain_fraction = 0.5", "tokens and train_fraction"),
         ("tokens = 400", "tokens = -1", "at least 0"),
         ("tokens = 400", "seeds = [0.5]", "whole numbers"),

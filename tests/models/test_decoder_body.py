@@ -61,6 +61,42 @@ def test_a_body_is_copied_bit_for_bit_and_nothing_else_is(monolithic: bool) -> N
         assert name in of_bodies or torch.equal(value, before[name]), name
 
 
+def test_centred_features_have_nothing_in_common_and_the_spread_they_had() -> None:
+    source = llama()
+    with torch.no_grad():
+        # As trained ones do: something that every position gets.
+        source.model.layers[1].mlp.down_proj.weight.mul_(30)
+        source.model.norm.weight.fill_(5.0)
+    model = transformer_hmm(**body_settings(source), monolithic=True)
+
+    def features() -> torch.Tensor:
+        of_roles = model.encoder.features(None)
+        return torch.cat([of_roles.out, of_roles.into, of_roles.emit], dim=1).detach()
+
+    spread = (features() - features().mean(0)).square().mean().sqrt()
+    load_body(model, source)
+    plain = features()
+    assert plain.mean(0).abs().max() > 0.5
+    model = transformer_hmm(**body_settings(source), monolithic=True)
+    load_body(model, source, centred=True)
+    centred = features()
+    torch.testing.assert_close(centred.mean(0), torch.zeros_like(centred[0]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(centred.square().mean().sqrt(), spread)
+    body = {name: value for name, value in source.model.state_dict().items() if not name.startswith("embed_tokens")}
+    decoder = next(module for module in model.modules() if isinstance(module, Decoder))
+    assert all(torch.equal(value, body[name]) for name, value in decoder.state_dict().items())
+
+
+@pytest.mark.parametrize("settings", [{"monolithic": False}, {"monolithic": True, "embeddings": "split"}])
+def test_features_without_a_layer_behind_the_body_cannot_be_centred(settings: dict[str, Any]) -> None:
+    source = llama()
+    model = transformer_hmm(**body_settings(source), **settings)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="monolithic = true"):
+        load_body(model, source, centred=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_a_decoder_computes_what_the_body_it_was_given_computes() -> None:
     source = llama().double()
     model = transformer_hmm(**body_settings(source), monolithic=True).double()

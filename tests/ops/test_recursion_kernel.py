@@ -1,6 +1,8 @@
 """The dense recursion's kernels against the specification: interpreted here, compiled on a GPU (`-m gpu`)."""
 
+import itertools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +193,24 @@ def test_the_library_multiplies_where_it_can_be_told_the_precision_of_one_produc
         "highest": "persistent",
     }
     assert cutting.method_for(200, 10_000, torch.device("cpu"), "highest") == "launches"
+
+
+def test_a_thread_in_which_nobody_waits_takes_no_kernel_whose_programs_do() -> None:
+    def methods() -> set[cutting.Method]:
+        sizes = itertools.product((1, 200), (4, 128, 512, 2048, 20_000), VALUE_TOLERANCE, (False, True))
+        return {
+            cutting.method_for(size, states, torch.device("cpu"), precision, in_graph=in_graph)
+            for size, states, precision, in_graph in sizes
+        }
+
+    assert "persistent" in methods()
+    with cutting.nobody_waits():
+        with cutting.nobody_waits():
+            pass
+        assert methods() <= {"library", "launches"}
+        with ThreadPoolExecutor(1) as elsewhere:
+            assert "persistent" in elsewhere.submit(methods).result()
+    assert "persistent" in methods()
 
 
 def test_autograd_gives_the_gradient_of_the_reference() -> None:

@@ -51,6 +51,8 @@ class TeacherSettings:
     """Latent variable distillation: its vectors, clustered, are the states of the first part of training."""
     body: bool = False
     """Its layers, to an HMM of parameterization transformer, which then has their size."""
+    centred: bool = False
+    """body: the layer behind it takes off what it makes of all states alike."""
     centroids: bool = False
     """The centroids of its vectors' clusters, as embeddings of states."""
     output: bool = False
@@ -59,6 +61,8 @@ class TeacherSettings:
     def __post_init__(self) -> None:
         if not (self.lvd or self.body or self.centroids or self.output):
             raise ValueError("the teacher gives nothing: set lvd, body, centroids or output to true")
+        if self.centred and not self.body:
+            raise ValueError("centred is said of the body, which the teacher does not give: set body = true")
 
     @property
     def needs_clusters(self) -> bool:

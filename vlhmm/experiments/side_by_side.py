@@ -1,7 +1,7 @@
 """Several rows trained at once on one device: small models leave most of a GPU idle.
 
-Each has a thread, and on a GPU a stream, of its own. Rows end with their results; where a row's steps are timed, that is left
-for when nothing runs beside it.
+Each has a thread, and on a GPU a stream, of its own; kernels whose programs wait for one another are left to rows that run
+alone. Rows end with their results; where a row's steps are timed, that is left for when nothing runs beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from vlhmm.data import Corpus
 from vlhmm.experiments.row_settings import RowSettings, recipe_of
 from vlhmm.experiments.rows import RowEvent, RowRun, run_row
+from vlhmm.ops.recursion.cutting import nobody_waits
 from vlhmm.train import LOG_STEPS, StepEvent
 
 
@@ -83,7 +84,8 @@ def train_side_by_side(
             # another uses them.
             own_backward = torch.autograd.set_multithreading_enabled(False)
             ahead = StepsAhead(stream)
-            with own_backward, torch.cuda.stream(stream) if stream else nullcontext():
+            ending = nobody_waits() if jobs > 1 else nullcontext()
+            with own_backward, ending, torch.cuda.stream(stream) if stream else nullcontext():
                 for event in training:
                     if isinstance(event, StepEvent):
                         ahead.wait()

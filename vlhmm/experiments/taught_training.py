@@ -79,7 +79,7 @@ def train_taught(
         if clusters is None:
             return None
     if taught_by.body:
-        load_body(model, body)
+        load_body(model, body, centred=taught_by.centred)
     if taught_by.centroids:
         assert clusters is not None
         set_state_embeddings(model, clusters.of_states(model.support))
@@ -219,7 +219,7 @@ def _of_the_vectors(teacher: TeacherSettings, train: TrainSettings) -> dict[str,
     """What decides its vectors; what it gives to an HMM does not."""
     if teacher.name != DECODER:
         return {"name": teacher.name}
-    given = ("lvd", "body", "centroids", "output")
+    given = ("lvd", "body", "centred", "centroids", "output")
     values = {name: value for name, value in asdict(teacher).items() if name not in given}
     return {**values, "batch_size": train.batch_size}
 

@@ -35,8 +35,13 @@ def body_settings(language_model: nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def load_body(model: Model, language_model: nn.Module) -> None:
-    """Copies the body of `language_model`, not its vocabulary, into every decoder of `model`."""
+def load_body(model: Model, language_model: nn.Module, *, centred: bool = False) -> None:
+    """Copies the body of `language_model`, not its vocabulary, into every decoder of `model`.
+
+    Behind a trained body all states are much alike, and words that they have in common drown what tells them apart: training
+    may stay with the frequencies of words for long. `centred`: the new layer behind it takes off what they have in common, and
+    gives features the spread that they had before.
+    """
     decoders = [module for module in model.modules() if isinstance(module, Decoder)]
     if not decoders:
         raise ValueError(
@@ -55,7 +60,11 @@ def load_body(model: Model, language_model: nn.Module) -> None:
         unfit = set(body).symmetric_difference(decoder.state_dict())
         if unfit:
             raise ValueError(f"the body is not Llama's: {', '.join(sorted(unfit)[:3])} is in one of the two alone")
+    behind = _LayerBehindBody(model) if centred else None
+    for decoder in decoders:
         decoder.load_state_dict(body)
+    if behind is not None:
+        behind.centre()
 
 
 @torch.no_grad()
@@ -116,6 +125,37 @@ def _copy(parameter: nn.Parameter, vectors: Tensor, what: str, rows: str) -> Non
         row = int((~vectors.isfinite()).any(dim=1).nonzero()[0, 0])
         raise ValueError(f"the {what} are not finite in row {row}: leave it out, or mend what made them")
     parameter.copy_(vectors)
+
+
+class _LayerBehindBody:
+    """The layer that makes the features of all roles from what the one decoder makes of the states."""
+
+    def __init__(self, model: Model) -> None:
+        network = model.encoder.network if isinstance(model.encoder, JointEncoder) else None
+        if not isinstance(network, nn.Sequential):
+            raise ValueError(
+                "features can be centred where one decoder is followed by a layer for all roles: build the model with "
+                'monolithic = true and embeddings "tied"'
+            )
+        decoder, layer = network
+        assert isinstance(layer, nn.Linear)
+        self._decoder, self._layer = decoder, layer
+        self._states: Tensor = model.encoder.embedding.weight
+        self._spread_before = self._spread(self._layer(self._encoded()))
+
+    def centre(self) -> None:
+        """Features of mean 0 over the states, as far apart as when this was made."""
+        encoded = self._encoded()
+        self._layer.weight.mul_(self._spread_before / self._spread(self._layer(encoded)))
+        self._layer.bias.copy_(-(self._layer.weight @ encoded.mean(0)))
+
+    def _encoded(self) -> Float[Tensor, "Z H"]:
+        encoded: Tensor = self._decoder(self._states)
+        return encoded
+
+    @staticmethod
+    def _spread(features: Float[Tensor, "Z W"]) -> Float[Tensor, ""]:
+        return (features - features.mean(0)).square().mean().sqrt()
 
 
 def _body(language_model: nn.Module) -> dict[str, Tensor]:

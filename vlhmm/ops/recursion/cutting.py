@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -55,8 +58,28 @@ LIBRARY_TILING = Tiling(4, 512, 16, 4, 1)
 """Where the library makes the product, a program has only whole rows to read and write."""
 
 
+_OF_THIS_THREAD = threading.local()
+
+
+@contextmanager
+def nobody_waits() -> Iterator[None]:
+    """Within it this thread takes kernels alone that end whatever else the device does.
+
+    The programs of the others wait for one another, so all must be on the device at once. Where several threads launch such kernels,
+    each might hold what another needs.
+    """
+    before = getattr(_OF_THIS_THREAD, "nobody_waits", False)
+    _OF_THIS_THREAD.nobody_waits = True
+    try:
+        yield
+    finally:
+        _OF_THIS_THREAD.nobody_waits = before
+
+
 def method_for(size: int, states: int, device: torch.device, precision: Precision, *, in_graph: bool = False) -> Method:
     """The fastest; `in_graph`: where launches cost little."""
+    if getattr(_OF_THIS_THREAD, "nobody_waits", False):
+        return "library" if precision == "bf16" and PRODUCT_WIDENS else "launches"
     if _resident_tiling(size, states, device, precision) is not None:
         return "resident"
     if precision != "bf16" or not PRODUCT_WIDENS:
