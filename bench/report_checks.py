@@ -85,7 +85,9 @@ def largest_table(rows: list[Largest]) -> Table:
 
 
 def beside_table(rows: list[Beside]) -> Table:
-    shown = _table("ms a step of trainings side by side", "preset", "states", "trainings", "programs wait", "ms", "busy cores")
+    shown = _table(
+        "ms a step of trainings side by side", "preset", "states", "trainings", "programs wait", "ms", "busy cores"
+    )
     for row in rows:
         waits = "yes" if row.waits else "no"
         times = (f"{row.milliseconds:.3g}", f"{row.cores:.1f}")

@@ -87,6 +87,14 @@ def test_centred_features_have_nothing_in_common_and_the_spread_they_had() -> No
     assert all(torch.equal(value, body[name]) for name, value in decoder.state_dict().items())
 
 
+def test_a_body_that_makes_the_same_of_all_states_cannot_be_centred() -> None:
+    source = llama()
+    with torch.no_grad():
+        source.model.norm.weight.zero_()
+    with pytest.raises(ValueError, match="the same of all 9 states"):
+        load_body(transformer_hmm(**body_settings(source), monolithic=True), source, centred=True)
+
+
 @pytest.mark.parametrize("settings", [{"monolithic": False}, {"monolithic": True, "embeddings": "split"}])
 def test_features_without_a_layer_behind_the_body_cannot_be_centred(settings: dict[str, Any]) -> None:
     source = llama()

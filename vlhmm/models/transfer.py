@@ -131,8 +131,9 @@ class _LayerBehindBody:
     """The layer that makes the features of all roles from what the one decoder makes of the states."""
 
     def __init__(self, model: Model) -> None:
-        network = model.encoder.network if isinstance(model.encoder, JointEncoder) else None
-        if not isinstance(network, nn.Sequential):
+        encoder = model.encoder
+        network = encoder.network if isinstance(encoder, JointEncoder) else None
+        if not isinstance(encoder, JointEncoder) or not isinstance(network, nn.Sequential):
             raise ValueError(
                 "features can be centred where one decoder is followed by a layer for all roles: build the model with "
                 'monolithic = true and embeddings "tied"'
@@ -140,13 +141,19 @@ class _LayerBehindBody:
         decoder, layer = network
         assert isinstance(layer, nn.Linear)
         self._decoder, self._layer = decoder, layer
-        self._states: Tensor = model.encoder.embedding.weight
+        self._states: Tensor = encoder.embedding.weight
         self._spread_before = self._spread(self._layer(self._encoded()))
 
     def centre(self) -> None:
         """Features of mean 0 over the states, as far apart as when this was made."""
         encoded = self._encoded()
-        self._layer.weight.mul_(self._spread_before / self._spread(self._layer(encoded)))
+        spread = self._spread(self._layer(encoded))
+        if not spread > 0:
+            raise ValueError(
+                f"the body makes the same of all {len(encoded)} states, so nothing is left of them when they are centred: "
+                "take another body, or at least 2 states"
+            )
+        self._layer.weight.mul_(self._spread_before / spread)
         self._layer.bias.copy_(-(self._layer.weight @ encoded.mean(0)))
 
     def _encoded(self) -> Float[Tensor, "Z H"]:
