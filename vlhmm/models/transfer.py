@@ -147,8 +147,10 @@ class _LayerBehindBody:
     def centre(self) -> None:
         """Features of mean 0 over the states, as far apart as when this was made."""
         encoded = self._encoded()
-        spread = self._spread(self._layer(encoded))
-        if not spread > 0:
+        features: Tensor = self._layer(encoded)
+        spread = self._spread(features)
+        # Less than that is rounding.
+        if not spread > 1e-5 * features.square().mean().sqrt():
             raise ValueError(
                 f"the body makes the same of all {len(encoded)} states, so nothing is left of them when they are centred: "
                 "take another body, or at least 2 states"
