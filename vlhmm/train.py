@@ -34,6 +34,12 @@ from vlhmm.train_settings import TrainSettings
 class DivergedError(RuntimeError):
     """Training has broken down; the last good checkpoint is kept."""
 
+    def __init__(self, what: str, kept_in: Path | None = None) -> None:
+        kept = "" if kept_in is None else f"; the last good checkpoint in {kept_in} is kept"
+        super().__init__(what + kept)
+        self.what = what
+        """The same without the place of the checkpoint, which concerns this machine alone."""
+
 
 def hopeless_loss(num_words: int) -> float:
     """Nats per token far worse than knowing nothing: more steps would only make numbers overflow."""
@@ -165,16 +171,17 @@ def training(
             epoch, first_window = divmod(run.step, run.steps_per_epoch)
             for tokens in run.epoch(epoch).windows(first_window):
                 run.train_step(tokens)
-                if run.step % loss_steps == 0 or run.step == 1:
+                check_due = run.check_due()
+                if run.step % loss_steps == 0 or run.step == 1 or check_due:
                     loss = run.loss()
                     losses.append(loss)
                 yield StepEvent(run.step, run.num_steps, loss, run.tokens_seen, run.last_was_joint)
 
-                if run.step % LOG_STEPS == 0:
+                # Before a check too: whoever compares the two finds both, however short the training is.
+                if run.step % LOG_STEPS == 0 or check_due:
                     if folder is not None:
                         folder.log(run.step_record(math.fsum(losses) / len(losses)))
                     losses.clear()
-                check_due = run.check_due()
                 if check_due:
                     check_begun = time.monotonic()
                     check = run.check()
@@ -305,9 +312,9 @@ class _Run:
                 raise self._diverged(f"{name} is no longer finite")
 
     def _diverged(self, symptom: str) -> DivergedError:
-        kept = f"; the last good checkpoint in {self.folder.path} is kept" if self.folder else ""
         return DivergedError(
-            f"training diverged at step {self.step} of {self.num_steps}: {symptom}{kept}: try a smaller learning_rate"
+            f"training diverged at step {self.step} of {self.num_steps}: {symptom}: try a smaller learning_rate",
+            self.folder.path if self.folder else None,
         )
 
     def step_record(self, mean_loss: float) -> dict[str, Any]:

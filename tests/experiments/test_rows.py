@@ -160,6 +160,8 @@ def test_a_diverged_row_is_a_result_too(corpus: vlhmm.Corpus, tmp_path: Path) ->
     assert isinstance(last, RowDone)
     assert last.result.status == "diverged"
     assert "learning_rate" in last.result.message
+    # A result is for everybody, and the folder on this machine alone.
+    assert str(tmp_path) not in last.result.message
     assert last.result.measured == {}
     assert not any(isinstance(event, StepEvent) for event in events_of(run, corpus))
 

@@ -171,7 +171,7 @@ def _train_and_score(
         measured += perplexities(trained.scorer, text, test=run.row.test, windows=run.row.windows)
     except (DivergedError, ImpossibleTextError) as error:
         # A captured step does not see numbers that vanish: a loss without end is then what training came to.
-        message = str(error)
+        message = error.what if isinstance(error, DivergedError) else str(error)
     folder, table_name, row_name = run.written_as()
     result = Result(
         table=table_name,
