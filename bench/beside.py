@@ -81,8 +81,8 @@ def _timed(
         try:
             stream = torch.cuda.Stream(device) if device.type == "cuda" else None
             own_backward = torch.autograd.set_multithreading_enabled(False)
-            ending = nullcontext() if waits else nobody_waits()
-            with own_backward, ending, torch.cuda.stream(stream) if stream else nullcontext():
+            own_kernels = nullcontext() if waits else nobody_waits()
+            with own_backward, own_kernels, torch.cuda.stream(stream) if stream else nullcontext():
                 step, windows = _training(recipe, num_words, device, seed)
                 ahead = StepsAhead(stream)
                 for number in range(EAGER_STEPS + 2 + steps):

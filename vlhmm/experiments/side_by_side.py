@@ -84,8 +84,8 @@ def train_side_by_side(
             # another uses them.
             own_backward = torch.autograd.set_multithreading_enabled(False)
             ahead = StepsAhead(stream)
-            ending = nobody_waits() if jobs > 1 else nullcontext()
-            with own_backward, ending, torch.cuda.stream(stream) if stream else nullcontext():
+            own_kernels = nobody_waits() if jobs > 1 else nullcontext()
+            with own_backward, own_kernels, torch.cuda.stream(stream) if stream else nullcontext():
                 for event in training:
                     if isinstance(event, StepEvent):
                         ahead.wait()
