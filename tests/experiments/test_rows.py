@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from vlhmm.experiments import side_by_side
 from vlhmm.experiments.measure import CURVE_POINTS, running_train, seconds_per_epoch, thinned_curve
 from vlhmm.experiments.results import ResultError, read_result
 from vlhmm.experiments.row_events import RowStopped
-from vlhmm.experiments.rows import RowDone, RowEvent, run_row
+from vlhmm.experiments.rows import RowDone, RowEvent, RowRun, run_row
 from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
 from vlhmm.experiments.texts import training_text
 from vlhmm.ops.recursion import cutting
@@ -238,6 +239,30 @@ def test_side_by_side_gives_what_one_after_the_other_gives(corpus: vlhmm.Corpus,
         assert beside[1].measured["valid"] == alone[1].measured["valid"]
         assert beside[1].curve == alone[1].curve
         assert beside[1].measured.keys() == alone[1].measured.keys()
+
+
+def test_what_a_row_makes_due_goes_before_what_waits(
+    corpus: vlhmm.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = small_table(tmp_path)
+    first, waits, due = [row_run(table, row.name, corpus) for row in table.rows]
+    heard = threading.Semaphore(1)
+
+    def trained(*_: Any, **__: Any) -> Iterator[RowEvent]:
+        # No row goes on before the end of the one before it was heard of.
+        assert heard.acquire(timeout=60)
+        yield from ()
+
+    def after(run: RowRun) -> list[tuple[RowRun, vlhmm.Corpus]]:
+        heard.release()
+        return [(due, corpus)] if run is first else []
+
+    monkeypatch.setattr(side_by_side, "run_row", trained)
+    runs = [(run, corpus) for run in (first, *[waits] * 6)]
+    order = [run for run, _ in train_side_by_side(runs, torch.device("cpu"), 1, after=after)]
+    assert len(order) == 8
+    # Two may have been taken before the first was heard of.
+    assert order.index(due) <= 3
 
 
 def test_beside_others_no_kernel_is_taken_whose_programs_wait(

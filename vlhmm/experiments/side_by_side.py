@@ -60,7 +60,7 @@ def train_side_by_side(
     """Trains and scores rows, each on its corpus, `jobs` at a time, all together for `max_seconds`; `run_row` then adds
     times, or goes on. Where a row fails, `TrainingEnded` has its error, and the others get to their end.
 
-    `force`: as in `run_row`; `after`: what else is to be run once a row has ended.
+    `force`: as in `run_row`; `after`: what else is to be run once a row has ended; it comes next.
     """
     events: SimpleQueue[tuple[RowRun, SideEvent]] = SimpleQueue()
     stopping = threading.Event()
@@ -71,7 +71,10 @@ def train_side_by_side(
         for _ in range(jobs):
             streams[priority].put(torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None)
 
-    def train(run: RowRun, corpus: Corpus) -> None:
+    waiting = deque(runs)
+
+    def train_next() -> None:
+        run, corpus = waiting.popleft()
         error: Exception | None = None
         idle = streams[_priority(run.row.settings)]
         stream = idle.get()
@@ -102,8 +105,8 @@ def train_side_by_side(
 
     with ThreadPoolExecutor(jobs) as pool:
         num_left = len(runs)
-        for run, corpus in runs:
-            pool.submit(train, run, corpus)
+        for _ in runs:
+            pool.submit(train_next)
         try:
             while num_left:
                 run, event = events.get()
@@ -111,8 +114,10 @@ def train_side_by_side(
                 if isinstance(event, TrainingEnded):
                     more = after(run)
                     num_left += len(more) - 1
-                    for other, corpus in more:
-                        pool.submit(train, other, corpus)
+                    # What its trials have settled does not wait for the trials of all the others.
+                    waiting.extendleft(reversed(more))
+                    for _ in more:
+                        pool.submit(train_next)
         finally:
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
