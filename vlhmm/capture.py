@@ -10,9 +10,6 @@ import torch
 _ONE_AT_A_TIME = threading.Lock()
 _OF_THIS_THREAD = threading.local()
 
-LITTLE = 0.25
-"""The part of a GPU's memory that should be free for a graph."""
-
 
 def captured(
     work: Callable[[], object],
@@ -35,24 +32,10 @@ def captured(
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
-    pool = None if in_memory_of is None else in_memory_of.pool()
-    with _ONE_AT_A_TIME, torch.cuda.stream(streams[own]):
-        _make_room()
-        # What other threads do meanwhile does not go into the graph and is no reason to refuse it.
-        graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            graph.capture_end()
-    return graph
-
-
-def _make_room() -> None:
-    """Memory that is kept for later is given back where little is left: a capture cannot ask for it.
-
-    Not always, as `torch.cuda.graph` does: all that other threads do would wait for it, and have to take their memory anew.
-    """
-    free, total = torch.cuda.mem_get_info()
-    if free < LITTLE * total:
+    with _ONE_AT_A_TIME:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        # What other threads do meanwhile does not go into the graph and is no reason to refuse it.
+        pool = None if in_memory_of is None else in_memory_of.pool()
+        with torch.cuda.graph(graph, pool, stream=streams[own], capture_error_mode="thread_local"):
+            work()
+    return graph
