@@ -196,7 +196,7 @@ PRESETS: dict[str, Recipe] = {
     "lee2025-iota-mlp": _lee2025(0.04, **_LAYERS, monolithic=True),
     "lee2025-psi-trf": _lee2025(0.04, parameterization="transformer"),
     "lee2025-iota-trf": _lee2025(0.04, parameterization="transformer", monolithic=True),
-    # One ReLU layer, the best of Table 3.
+    # One ReLU layer, the best of the paper's Table 3.
     "lee2025-relu": _lee2025(0.04, **_LAYERS, layers=1, skip=False, layer_norm=False),
     # Ablations A and B: products of embeddings, tied and split.
     "lee2025-a": _lee2025(0.1, parameterization="linear"),
