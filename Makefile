@@ -15,14 +15,14 @@ test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 check: $(DEV_INSTALLED)
-	$(BIN)/ruff format --check vlhmm tests bench
-	$(BIN)/ruff check vlhmm tests bench
+	$(BIN)/ruff format --check vlhmm tests bench experiments
+	$(BIN)/ruff check vlhmm tests bench experiments
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(DEV_INSTALLED)
-	$(BIN)/ruff format vlhmm tests bench
-	$(BIN)/ruff check --fix vlhmm tests bench
+	$(BIN)/ruff format vlhmm tests bench experiments
+	$(BIN)/ruff check --fix vlhmm tests bench experiments
 
 clean:
 	rm -rf .venv
