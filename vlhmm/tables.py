@@ -13,8 +13,22 @@ from torch import Tensor
 
 from vlhmm.precision import Precision
 from vlhmm.records import convert, mapped
-from vlhmm.support import Support
-from vlhmm.transitions import Transition
+from vlhmm.support import Support, blocked_support, cloned_support, dense_support, uniform_support
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+
+__all__ = [
+    "Belief",
+    "BlockFactoredTransition",
+    "SoftmaxTransition",
+    "Support",
+    "TableTransition",
+    "Tables",
+    "Transition",
+    "blocked_support",
+    "cloned_support",
+    "dense_support",
+    "uniform_support",
+]
 
 
 @dataclass(frozen=True)

@@ -293,4 +293,4 @@ def test_claims_of_all_tables_are_listed_with_their_outcomes(run_experiments: Ru
 
 @pytest.mark.parametrize("command", ["run", "show", "list", "claims"])
 def test_help_shows_examples(run_experiments: Run, command: str) -> None:
-    assert f"python -m experiments {command}" in run(command, "--help").out.split("Example")[1]
+    assert f"python -m experiments {command}" in run_experiments(command, "--help").out.split("Example")[1]
