@@ -16,6 +16,14 @@ Role = Literal["into", "out", "emit"]
 
 @dataclass(frozen=True)
 class ModelSettings:
+    """What distinguishes one model from another; it is saved with the model.
+
+    Example:
+        >>> from vlhmm.models import ModelSettings
+        >>> ModelSettings(dim=64, transition="block-factored").states_per_block
+        256
+    """
+
     parameterization: Literal["neural", "linear", "scalar", "transformer"] = "neural"
     """neural: networks of state embeddings; linear: the embeddings alone; scalar: free logits; transformer: a decoder that
     reads the embeddings of all states as one sequence, in the order of their numbers."""
@@ -62,12 +70,12 @@ class ModelSettings:
     relu: bool = True
     """Network "layers": without, nothing is done in place of the ReLUs."""
     layer_norm: bool = True
-    """Network "layers"."""
+    """Network "layers": normalise the result."""
     monolithic: bool = False
     """Network "layers", and transformer: one network for all roles, whose last layer is as many times as wide; on split
     embeddings the same network reads each."""
     decoder_layers: int = 4
-    """Transformer."""
+    """Transformer: number of layers."""
     decoder_heads: int = 4
     """Transformer: heads of attention, each dim / decoder_heads wide."""
     decoder_kv_heads: int = 0
@@ -104,7 +112,7 @@ class ModelSettings:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Those whose features are read at all: free logits need none."""
+        """What the features of a state are used for; free logits need none."""
         if self.parameterization == "scalar":
             return ()
         factored = self.transition != "table"
@@ -118,27 +126,52 @@ class ModelSettings:
 
     @property
     def encodes_jointly(self) -> bool:
-        """Whether features are made for all states at once."""
+        """Whether one network computes the features of all states together."""
         layered = self.parameterization == "neural" and self.network == "layers"
         return layered or self.parameterization == "transformer"
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values in a transformer."""
+        """Number of key and value heads of a transformer."""
         return self.decoder_kv_heads or self.decoder_heads
 
     @property
     def gated_dim(self) -> int:
-        """Width of a transformer's gated layers."""
+        """Width of the gated layers of a transformer."""
         # Three such matrices are as many parameters as two of 4 dim.
         return self.decoder_hidden or max(1, round(self.dim / 3)) * 8
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all settings as a dictionary, for JSON.
+
+        Returns:
+            Name and value of each setting.
+
+        Example:
+            >>> from vlhmm.models import ModelSettings
+            >>> ModelSettings(dim=64).to_dict()["dim"]
+            64
+        """
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelSettings:
-        """Settings that a person wrote: each name, type and choice is checked."""
+        """Make settings from names and values, each of which is checked.
+
+        Args:
+            values: Name and value of each setting that is not the default.
+
+        Returns:
+            The settings.
+
+        Raises:
+            ValueError: A name is unknown, or a value has the wrong type or is out of range.
+
+        Example:
+            >>> from vlhmm.models import ModelSettings
+            >>> ModelSettings.from_dict({"dim": 64}).dim
+            64
+        """
         return settings_from(cls, values)
 
     def _check_matrices(self) -> None:
