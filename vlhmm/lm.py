@@ -425,8 +425,8 @@ class LanguageModel:
             max_tokens: New tokens, at most.
             num: Number of texts.
             temperature: Log-probabilities are divided by it.
-            top_k: Only the so many most likely next tokens are drawn; None: all.
-            top_p: Only the most likely next tokens with this total probability are drawn; None: all.
+            top_k: Draw among the `top_k` most likely next tokens; None: among all.
+            top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
             generator: Random numbers; None: the global generator of PyTorch.
 
