@@ -134,7 +134,8 @@ def distill(
     Example:
         Here "teacher" is a folder that `save_pretrained` of transformers wrote, with model and tokenizer.
 
-        >>> distilled = vlhmm.distill("teacher", "distilled", states=8, tokens=5000, max_tokens=20, epochs=30)
+        >>> settings = {"max_tokens": 20, "epochs": 60, "learning_rate": 0.05}
+        >>> distilled = vlhmm.distill("teacher", "distilled", states=8, tokens=5000, **settings)
         >>> distilled.lm.hmm.num_states, distilled.held_out.hmm < distilled.held_out.unigram
         (8, True)
     """

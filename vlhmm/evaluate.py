@@ -86,10 +86,10 @@ class Evaluation:
     Example:
         >>> from vlhmm.data import Tokens
         >>> lm = vlhmm.load("demo-model")
-        >>> ids = [*lm.tokenizer.encode("the cat sees a bird"), lm.tokenizer.eos_id]
+        >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
         >>> result = lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size))
         >>> round(result.perplexity, 1), result.num_tokens, result.num_unknown
-        (1.4, 6, 0)
+        (1.5, 6, 0)
     """
 
     perplexity: float
@@ -121,7 +121,7 @@ class Evaluation:
         Example:
             >>> from vlhmm.data import Tokens
             >>> lm = vlhmm.load("demo-model")
-            >>> ids = [*lm.tokenizer.encode("the cat sees a bird"), lm.tokenizer.eos_id]
+            >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
             >>> sorted(lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size)).to_dict())[:3]
             ['bits_per_byte', 'log_prob', 'num_tokens']
         """

@@ -111,9 +111,9 @@ class LanguageModel:
         Example:
             >>> from vlhmm.data import Tokens
             >>> lm = vlhmm.load("demo-model")
-            >>> ids = [*lm.tokenizer.encode("the cat sees a bird"), lm.tokenizer.eos_id]
+            >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
             >>> round(lm.perplexity(Tokens.from_documents([ids], lm.tokenizer.vocab_size)), 1)
-            1.4
+            1.5
         """
         return self.evaluate(tokens).perplexity
 
@@ -134,7 +134,7 @@ class LanguageModel:
         Example:
             >>> from vlhmm.data import Tokens
             >>> lm = vlhmm.load("demo-model")
-            >>> ids = [*lm.tokenizer.encode("the cat sees a bird"), lm.tokenizer.eos_id]
+            >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
             >>> result = lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size))
             >>> print(result.num_tokens, "tokens:", result.protocol)
             6 tokens: every token scored, EOS and unknown words included; states drawn from the start distribution after token 1; one exact stream from one cold start
@@ -156,11 +156,11 @@ class LanguageModel:
 
         Example:
             >>> lm = vlhmm.load("demo-model")
-            >>> score = lm.score("the cat sees a bird", eos=True)
-            >>> score.tokens[1].token, round(score.tokens[1].log_prob, 1)
-            ('cat', -0.4)
+            >>> score = lm.score("the dog sees a bird", eos=True)
+            >>> score.tokens[2].token, round(score.tokens[2].log_prob, 1)
+            ('sees', -0.4)
             >>> round(score.log_prob, 1), round(score.perplexity, 1)
-            (-2.0, 1.4)
+            (-2.4, 1.5)
         """
         ids = self._encode(text, eos)
         with torch.no_grad():
@@ -294,7 +294,7 @@ class LanguageModel:
             >>> lm = vlhmm.load("demo-model")
             >>> explanation = lm.explain("the cat sees a bird", top=1)
             >>> [(token.token, round(token.surprisal, 1)) for token in explanation.tokens]
-            [('the', 0.0), ('cat', 0.4), ('sees', 0.5), ('a', 0.0), ('bird', 0.5)]
+            [('the', 0.0), ('cat', 0.4), ('sees', 0.4), ('a', 0.0), ('bird', 0.5)]
         """
         for name, value in (("top", top), ("neighbours", neighbours)):
             if value < 1:

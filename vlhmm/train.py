@@ -159,7 +159,8 @@ def train(
         >>> tokenizer = corpus.tokenizer
         >>> blocks = vlhmm.brown_clusters(corpus.train, 6, vocab_size=tokenizer.vocab_size)
         >>> model = vlhmm.neural_hmm(blocks, states_per_block=8, dim=16, eos_id=tokenizer.eos_id, reset="eos")
-        >>> result = vlhmm.train(model, corpus, epochs=10, batch_size=8, state_dropout=0.0, out="demo-model")
+        >>> settings = vlhmm.TrainSettings(epochs=5, batch_size=8, learning_rate=0.02, state_dropout=0.0)
+        >>> result = vlhmm.train(model, corpus, settings, out="demo-model")
         >>> result.reason, round(result.best_perplexity, 1)
         ('finished', 1.4)
     """

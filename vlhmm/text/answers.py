@@ -30,7 +30,7 @@ class Score:
         >>> lm = vlhmm.load("demo-model")
         >>> score = lm.score("the cat sees a bird")
         >>> len(score.tokens), round(score.log_prob, 1)
-        (5, -1.4)
+        (5, -1.3)
     """
 
     tokens: list[TokenScore]
@@ -114,7 +114,7 @@ class BestText:
         >>> lm = vlhmm.load("demo-model")
         >>> best = lm.best_text("the cat", max_tokens=10)
         >>> best.text, round(best.log_prob, 1)
-        ('the cat sees a bird', -1.6)
+        ('the cat sees a bird', -1.4)
     """
 
     text: str
