@@ -80,13 +80,10 @@ class LanguageModel:
         return StateWords(self.hmm.tables)
 
     def save(self, folder: str | Path) -> None:
-        """Write model and tokenizer to a folder; `vlhmm.load` reads it.
+        """Write model, tokenizer and `about` to a folder, which `vlhmm.load` reads.
 
         Args:
-            folder: The folder.
-
-        Raises:
-            ValueError: The folder cannot be used.
+            folder: The folder. It is made if it does not exist; a model that it holds is replaced.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
