@@ -96,10 +96,21 @@ def _checkpointed(
 
 @dataclass(frozen=True)
 class Filtered:
+    """p(z_t | x_<=t) at each position, stored for the K states that can emit x_t.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> filtered = hmm.filter([[0, 1, 2]])
+        >>> filtered.probs[0, -1], filtered.belief.probs[0]
+        (tensor([0.2121, 0.7879]), tensor([0.2121, 0.7879]))
+    """
+
     probs: Float[Tensor, "B T K"]
     """p(z_t | x_<=t) over `states`, 0 past the length."""
     states: Int[Tensor, "B T K"]
+    """The states that can emit x_t."""
     belief: Belief
+    """What is known after the last token: the `belief` with which a query continues the text."""
 
 
 @torch.no_grad()
