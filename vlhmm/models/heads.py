@@ -18,7 +18,7 @@ from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
 from vlhmm.precision import Precision
 from vlhmm.support import Support
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
 
 States = Int[Tensor, " n"] | None
 """Those asked for, or left; None: all."""
@@ -97,6 +97,20 @@ class BlockFactoredHead(nn.Module):
         # A block that is dead as a whole is never entered; a softmax over none of its states would be NaN.
         within = (by_block | ~live_blocks).flatten()
         return BlockFactoredTransition(log_block, *_behind_barrier(_scaled(out, self.out_scale), into, within))
+
+
+class LowRankHead(nn.Module):
+    """A[z, z'] = sum over r of p(r | z) p(z' | r), both softmaxes of linear maps of the features."""
+
+    def __init__(self, dim: int, rank: int, out_scale: float) -> None:
+        super().__init__()
+        self.to_class = unfilled(nn.Linear, dim, rank)
+        self.from_class = unfilled(nn.Linear, dim, rank, bias=False)
+        self.out_scale = out_scale
+
+    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+        log_out = self.to_class(_scaled(out, self.out_scale)).log_softmax(dim=1)
+        return LowRankTransition(log_out, _mask(self.from_class(into).T, live).log_softmax(dim=1).T)
 
 
 class TableHead(nn.Module):
@@ -187,7 +201,7 @@ class UnmaskedEmission(nn.Module):
 
 
 StartHead = FactoredStart | ScalarStart
-TransitionHead = SoftmaxHead | BlockFactoredHead | TableHead
+TransitionHead = SoftmaxHead | BlockFactoredHead | LowRankHead | TableHead
 EmissionHead = FactoredEmission | ScalarEmission | UnmaskedEmission
 
 

@@ -16,6 +16,7 @@ from vlhmm.models.heads import (
     EmissionHead,
     FactoredEmission,
     FactoredStart,
+    LowRankHead,
     ScalarEmission,
     ScalarStart,
     SoftmaxHead,
@@ -31,7 +32,7 @@ from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
 from vlhmm.precision import Precision
 from vlhmm.support import Support, blocked_support
 from vlhmm.tables import Tables
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import Transition
 
 Window = Kept | LiveColumns | None
 """The states that a window uses: some of each block, all but with dead columns, or all."""
@@ -88,6 +89,8 @@ class Model(nn.Module):
                 self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
             case "block-factored":
                 self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
+            case "low-rank":
+                self.transition = LowRankHead(settings.dim, settings.rank, settings.out_scale)
             case "table":
                 self.transition = TableHead(support.num_states)
         if settings.emission == "unmasked":
@@ -175,7 +178,7 @@ class Model(nn.Module):
             transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
         boundary = None
         if previous is not None:
-            transition, boundary = _split_rows(transition, [support.num_states, previous.states.numel()])
+            transition, boundary = transition.split_rows([support.num_states, previous.states.numel()])
         tables = Tables(
             support,
             log_start,
@@ -279,20 +282,6 @@ class Model(nn.Module):
 def _lay_out_again(model: Model, _: object) -> None:
     # A function of the module, not a bound method: copies of a model then refer to themselves, and can be pickled.
     model._lay_out()
-
-
-def _split_rows(transition: Transition, sizes: list[int]) -> list[Transition]:
-    """The same transition from some of its states, and from the others."""
-    # Unlike that of slices, the gradient of a split is one copy.
-    match transition:
-        case TableTransition(log_prob):
-            return [TableTransition(part) for part in log_prob.split(sizes)]
-        case SoftmaxTransition(out, into, log_normalizer):
-            parts = zip(out.split(sizes), log_normalizer.split(sizes), strict=True)
-            return [SoftmaxTransition(part, into, row_term) for part, row_term in parts]
-        case BlockFactoredTransition(log_block, out, into):
-            parts = zip(log_block.split(sizes), out.split(sizes), strict=True)
-            return [BlockFactoredTransition(row_term, part, into) for row_term, part in parts]
 
 
 def _check(settings: ModelSettings, support: Support, reset_token: int | None) -> None:

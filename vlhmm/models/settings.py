@@ -23,8 +23,9 @@ class ModelSettings:
     """K: the states that can emit a word."""
     dim: int = 256
     """H: the width of embeddings and networks. A scalar model has none."""
-    transition: Literal["softmax", "block-factored", "table"] = "softmax"
-    """softmax: over all states; block-factored: over blocks, then over a block's states; table: free logits."""
+    transition: Literal["softmax", "block-factored", "low-rank", "table"] = "softmax"
+    """softmax: over all states; block-factored: over blocks, then over a block's states; low-rank: over `rank` classes, then over
+    all states (Chiu, Deng & Rush 2021); table: free logits."""
     target_network: bool = False
     """A network for the state that is entered (Chiu & Rush, eq. 9), or its raw embedding (their code)."""
     embeddings: Literal["tied", "split", "factored"] = "tied"
@@ -84,9 +85,11 @@ class ModelSettings:
     """Multiplies the state embeddings that training starts from."""
     word_scale: float = 1.0
     """Multiplies the word embeddings that training starts from."""
+    rank: int = 64
+    """Transition "low-rank": the number of classes."""
 
     def __post_init__(self) -> None:
-        for name in ("states_per_block", "dim", "decoder_layers", "decoder_heads"):
+        for name in ("states_per_block", "dim", "decoder_layers", "decoder_heads", "rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
         for name in ("out_scale", "init_scale", "embedding_scale", "word_scale", "decoder_kv_heads", "decoder_hidden"):
