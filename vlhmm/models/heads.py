@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from vlhmm.memory import require_memory
 from vlhmm.models.encoder import rows
+from vlhmm.models.settings import ModelSettings
 from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
 from vlhmm.ops.emission.by_token import token_log_emission, token_log_softmax
@@ -198,6 +200,31 @@ class UnmaskedEmission(nn.Module):
         cells = emitters * support.num_words + words[:, None]
         table = log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
         return table if tokens is None else word_rows(table, tokens).flatten(0, 1)
+
+
+def transition_head(settings: ModelSettings, support: Support) -> TransitionHead:
+    """The head of `settings.transition`; raises where the support does not allow it, or memory for a table."""
+    match settings.transition:
+        case "softmax":
+            # Only the kernels of the blocked recursion round the features of their tiles.
+            rounded = support.num_groups > 1
+            return SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
+        case "block-factored":
+            if not support.partition:
+                raise ValueError(
+                    'transition "block-factored" needs words and states partitioned into blocks: use "softmax"'
+                )
+            return BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
+        case "low-rank":
+            return LowRankHead(settings.dim, settings.rank, settings.out_scale)
+        case "table":
+            require_memory(
+                support.num_states**2 * torch.get_default_dtype().itemsize,
+                f"a transition table of {support.num_states} states",
+                "use fewer states, or a neural or linear parameterization, which stores no table",
+                support.group_of_word.device,
+            )
+            return TableHead(support.num_states)
 
 
 StartHead = FactoredStart | ScalarStart

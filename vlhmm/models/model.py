@@ -12,18 +12,16 @@ from vlhmm.memory import require_memory
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.encoder import NoEncoder, StateEncoder, rows
 from vlhmm.models.heads import (
-    BlockFactoredHead,
     EmissionHead,
     FactoredEmission,
     FactoredStart,
-    LowRankHead,
     ScalarEmission,
     ScalarStart,
     SoftmaxHead,
     StartHead,
-    TableHead,
     TransitionHead,
     UnmaskedEmission,
+    transition_head,
 )
 from vlhmm.models.initialisation import initialise
 from vlhmm.models.joint_encoder import JointEncoder
@@ -82,17 +80,7 @@ class Model(nn.Module):
             self.encoder = StateEncoder(support.num_states, settings)
         free_start = scalar or settings.start == "free"
         self.start = ScalarStart(support.num_states) if free_start else FactoredStart(settings.dim)
-        match settings.transition:
-            case "softmax":
-                # Only the kernels of the blocked recursion round the features of their tiles.
-                rounded = support.num_groups > 1
-                self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
-            case "block-factored":
-                self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
-            case "low-rank":
-                self.transition = LowRankHead(settings.dim, settings.rank, settings.out_scale)
-            case "table":
-                self.transition = TableHead(support.num_states)
+        self.transition = transition_head(settings, support)
         if settings.emission == "unmasked":
             self.emission = UnmaskedEmission(support.num_states, support.num_words)
         elif scalar or settings.emission == "free":
@@ -290,8 +278,6 @@ def _check(settings: ModelSettings, support: Support, reset_token: int | None) -
             f"the settings ask for {settings.states_per_block} states per block, but the support has "
             f"{support.states_per_word}: set states_per_block to that"
         )
-    if settings.transition == "block-factored" and not support.partition:
-        raise ValueError('transition "block-factored" needs words and states partitioned into blocks: use "softmax"')
     if settings.embeddings == "factored" and not support.partition:
         raise ValueError('embeddings "factored" need words and states partitioned into blocks: use "tied" or "split"')
     if settings.emission == "unmasked":
@@ -299,13 +285,6 @@ def _check(settings: ModelSettings, support: Support, reset_token: int | None) -
             support.num_states * support.num_words * torch.get_default_dtype().itemsize,
             f"an emission table of {support.num_states} states and {support.num_words} words",
             'use fewer states, or emission "blocked"',
-            support.group_of_word.device,
-        )
-    if settings.transition == "table":
-        require_memory(
-            support.num_states**2 * torch.get_default_dtype().itemsize,
-            f"a transition table of {support.num_states} states",
-            "use fewer states, or a neural or linear parameterization, which stores no table",
             support.group_of_word.device,
         )
     if reset_token is not None and not 0 <= reset_token < support.num_words:
