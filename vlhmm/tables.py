@@ -14,11 +14,12 @@ from torch import Tensor
 from vlhmm.precision import Precision
 from vlhmm.records import convert, mapped
 from vlhmm.support import Support, blocked_support, cloned_support, dense_support, uniform_support
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
 
 __all__ = [
     "Belief",
     "BlockFactoredTransition",
+    "LowRankTransition",
     "SoftmaxTransition",
     "Support",
     "TableTransition",

@@ -12,7 +12,6 @@ from vlhmm.memory import require_memory
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.encoder import NoEncoder, StateEncoder, rows
 from vlhmm.models.heads import (
-    BlockFactoredHead,
     EmissionHead,
     FactoredEmission,
     FactoredStart,
@@ -20,9 +19,9 @@ from vlhmm.models.heads import (
     ScalarStart,
     SoftmaxHead,
     StartHead,
-    TableHead,
     TransitionHead,
     UnmaskedEmission,
+    transition_head,
 )
 from vlhmm.models.initialisation import initialise
 from vlhmm.models.joint_encoder import JointEncoder
@@ -31,7 +30,7 @@ from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
 from vlhmm.precision import Precision
 from vlhmm.support import Support, blocked_support
 from vlhmm.tables import Tables
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import Transition
 
 Window = Kept | LiveColumns | None
 """The states that a window uses: some of each block, all but with dead columns, or all."""
@@ -106,15 +105,7 @@ class Model(nn.Module):
             self.encoder = StateEncoder(support.num_states, settings)
         free_start = scalar or settings.start == "free"
         self.start = ScalarStart(support.num_states) if free_start else FactoredStart(settings.dim)
-        match settings.transition:
-            case "softmax":
-                # Only the kernels of the blocked recursion round the features of their tiles.
-                rounded = support.num_groups > 1
-                self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
-            case "block-factored":
-                self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
-            case "table":
-                self.transition = TableHead(support.num_states)
+        self.transition = transition_head(settings, support)
         if settings.emission == "unmasked":
             self.emission = UnmaskedEmission(support.num_states, support.num_words)
         elif scalar or settings.emission == "free":
@@ -241,7 +232,7 @@ class Model(nn.Module):
             transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
         boundary = None
         if previous is not None:
-            transition, boundary = _split_rows(transition, [support.num_states, previous.states.numel()])
+            transition, boundary = transition.split_rows([support.num_states, previous.states.numel()])
         tables = Tables(
             support,
             log_start,
@@ -429,28 +420,12 @@ def _lay_out_again(model: Model, _: object) -> None:
     model._lay_out()
 
 
-def _split_rows(transition: Transition, sizes: list[int]) -> list[Transition]:
-    """The same transition from some of its states, and from the others."""
-    # Unlike that of slices, the gradient of a split is one copy.
-    match transition:
-        case TableTransition(log_prob):
-            return [TableTransition(part) for part in log_prob.split(sizes)]
-        case SoftmaxTransition(out, into, log_normalizer):
-            parts = zip(out.split(sizes), log_normalizer.split(sizes), strict=True)
-            return [SoftmaxTransition(part, into, row_term) for part, row_term in parts]
-        case BlockFactoredTransition(log_block, out, into):
-            parts = zip(log_block.split(sizes), out.split(sizes), strict=True)
-            return [BlockFactoredTransition(row_term, part, into) for row_term, part in parts]
-
-
 def _check(settings: ModelSettings, support: Support, reset_token: int | None) -> None:
     if settings.states_per_block != support.states_per_word:
         raise ValueError(
             f"the settings ask for {settings.states_per_block} states per block, but the support has "
             f"{support.states_per_word}: set states_per_block to that"
         )
-    if settings.transition == "block-factored" and not support.partition:
-        raise ValueError('transition "block-factored" needs words and states partitioned into blocks: use "softmax"')
     if settings.embeddings == "factored" and not support.partition:
         raise ValueError('embeddings "factored" need words and states partitioned into blocks: use "tied" or "split"')
     if settings.emission == "unmasked":
@@ -458,13 +433,6 @@ def _check(settings: ModelSettings, support: Support, reset_token: int | None) -
             support.num_states * support.num_words * torch.get_default_dtype().itemsize,
             f"an emission table of {support.num_states} states and {support.num_words} words",
             'use fewer states, or emission "blocked"',
-            support.group_of_word.device,
-        )
-    if settings.transition == "table":
-        require_memory(
-            support.num_states**2 * torch.get_default_dtype().itemsize,
-            f"a transition table of {support.num_states} states",
-            "use fewer states, or a neural or linear parameterization, which stores no table",
             support.group_of_word.device,
         )
     if reset_token is not None and not 0 <= reset_token < support.num_words:

@@ -32,8 +32,10 @@ class ModelSettings:
     """K, the number of states that can emit a word."""
     dim: int = 256
     """H, the width of embeddings and networks. A scalar model has none."""
-    transition: Literal["softmax", "block-factored", "table"] = "softmax"
-    """softmax: over all states; block-factored: over blocks, then over the states of a block; table: free logits."""
+    transition: Literal["softmax", "block-factored", "low-rank", "table"] = "softmax"
+    """softmax: over all states; block-factored: over blocks, then over the states of a block; low-rank: over `rank` classes, then
+    over all states (Chiu, Deng & Rush 2021); table: free logits.
+    """
     target_network: bool = False
     """Target states have a network (Chiu & Rush, eq. 9); without it their raw embedding is used (the code of that paper)."""
     embeddings: Literal["tied", "split", "factored"] = "tied"
@@ -98,9 +100,11 @@ class ModelSettings:
     """Multiplies the state embeddings that training starts from."""
     word_scale: float = 1.0
     """Multiplies the word embeddings that training starts from."""
+    rank: int = 64
+    """Number of classes of a low-rank transition."""
 
     def __post_init__(self) -> None:
-        for name in ("states_per_block", "dim", "decoder_layers", "decoder_heads"):
+        for name in ("states_per_block", "dim", "decoder_layers", "decoder_heads", "rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
         for name in ("out_scale", "init_scale", "embedding_scale", "word_scale", "decoder_kv_heads", "decoder_hidden"):
