@@ -1,14 +1,15 @@
-"""`vlhmm info`: what is in a model folder."""
+"""`vlhmm info`: what is in a model folder. `vlhmm backends`: what computes on a device."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vlhmm.cli.options import Json, ModelDir
+from vlhmm.cli.options import Device, DeviceOption, Json, ModelDir, choose_device
 from vlhmm.cli.show import duration, facts, line, print_json, print_table, table
 
 if TYPE_CHECKING:
@@ -19,6 +20,21 @@ SAMPLE_BLOCKS, SAMPLE_WORDS = 6, 5
 
 def register(app: typer.Typer) -> None:
     app.command(epilog="Examples:\n  vlhmm info runs/demo\n  vlhmm info runs/demo --json | jq .num_states")(info)
+    app.command(epilog="Example:\n  vlhmm backends --device cpu")(backends)
+
+
+def backends(device: DeviceOption = Device.auto, as_json: Json = False) -> None:
+    """Which backend serves each operation on a device, and why."""
+    from vlhmm.ops import dispatch
+
+    found = dispatch.backends(choose_device(device))
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    shown = table("operation", "backend", "reason")
+    for one in found:
+        shown.add_row(one.operation, one.backend, one.reason)
+    print_table(shown)
 
 
 def info(folder: ModelDir, as_json: Json = False) -> None:

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch, Boundary, log_inits, log_previous, window_factors
+from vlhmm.ops import dispatch
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
 from vlhmm.ops.groups.of_window import window_groups
 from vlhmm.ops.recursion import recursion
 from vlhmm.tables import Belief, Tables
 
-MOST_STATES = 1024
-"""States of a block that the kernels take."""
-
 
 def kernels_take(tables: Tables) -> bool:
     support = tables.support
     return (
-        tables.device.type == "cuda"
-        and tables.dtype == torch.float32
-        and support.num_groups > 1
+        support.num_groups > 1
+        and dispatch.BLOCKED_RECURSION.run(tables.dtype, tables.device, size=support.states_per_word)
         and _read_by_kernels(tables)
-        and support.states_per_word <= MOST_STATES
-        and torch.cuda.get_device_capability(tables.device) >= (8, 0)
-        and find_spec("triton") is not None
     )
 
 

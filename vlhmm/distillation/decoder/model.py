@@ -15,7 +15,8 @@ from vlhmm.data import Tokens
 from vlhmm.distillation.decoder.settings import DecoderSettings
 from vlhmm.models.decoder import DecoderLayer, DecoderShape, rotary
 from vlhmm.models.unfilled import unfilled
-from vlhmm.ops.row_logsumexp import WIDEST_KERNEL, row_logsumexp
+from vlhmm.ops import dispatch
+from vlhmm.ops.row_logsumexp import row_logsumexp
 
 SCORED_AT_ONCE = 1 << 13
 """Tokens of a held-out text whose logits are made at once."""
@@ -118,7 +119,7 @@ class Decoder(nn.Module):
 
     def loss(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """-log p(x_t | x_<t) in nats per token."""
-        if self.settings.dim > WIDEST_KERNEL:
+        if not dispatch.ROW_LOGSUMEXP.fits(self.settings.dim):
             return F.cross_entropy(self(tokens).flatten(0, 1).float(), tokens.flatten())
         with self._products():
             hidden = self.model(self._begun(tokens)[:, :-1])

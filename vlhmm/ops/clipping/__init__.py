@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["clip_gradients"]
+from vlhmm.ops import dispatch
 
-LARGE = 1 << 18
-"""Numbers of a gradient. The library takes a list of them in pieces of 65,536, one for each multiprocessor at a time, which is
-15 us even for four: a launch of its own costs less."""
+__all__ = ["clip_gradients"]
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest_norm: float) -> Float[Tensor, ""]:
@@ -43,11 +40,4 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest_norm: float) -> F
 
 
 def _is_large(gradient: Tensor) -> bool:
-    return (
-        gradient.is_cuda
-        and gradient.dtype == torch.float32
-        and gradient.numel() >= LARGE
-        and gradient.is_contiguous()
-        and torch.cuda.get_device_capability(gradient.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return gradient.is_contiguous() and dispatch.CLIPPING.serve(gradient, size=gradient.numel())

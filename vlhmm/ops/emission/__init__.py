@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.emission.blocked import blocked_log_emission, blocked_log_softmax
 from vlhmm.ops.emission.column import column_log_softmax
 from vlhmm.ops.emission.layout import WordLayout, word_layout
@@ -84,10 +83,4 @@ def _layout(support: Support) -> WordLayout:
 
 
 def _kernels_take(emit: Tensor, words: Tensor, bias: Tensor | None) -> bool:
-    return (
-        emit.is_cuda
-        and all(operand is None or operand.dtype == torch.float32 for operand in (emit, words, bias))
-        and min(emit.numel(), words.numel()) > 0
-        and torch.cuda.get_device_capability(emit.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return dispatch.EMISSION.serve(emit, words, bias)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.max_product import scores
 from vlhmm.ops.max_product.kept import KeptScores
 from vlhmm.ops.max_product.scores import ScoresBefore
@@ -32,15 +30,7 @@ def max_product(factors: Factors, keep_way: bool) -> tuple[Float[Tensor, "B T"],
 
 
 def _kernels_take(factors: Factors) -> bool:
-    return (
-        factors.log_emission.is_cuda
-        and factors.log_emission.dtype == torch.float32
-        and factors.log_tiles.shape[0] == 1
-        and factors.log_emission.numel() > 0
-        and find_spec("triton") is not None
-        # Waiting for memory in order came with this generation.
-        and torch.cuda.get_device_capability(factors.log_emission.device) >= (8, 0)
-    )
+    return factors.log_tiles.shape[0] == 1 and dispatch.MAX_PRODUCT.serve(factors.log_emission)
 
 
 def trace(factors: Factors, way: Way, last_slot: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:

@@ -9,13 +9,13 @@ is captured nobody can look: see `_DenseRecursion`.
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.recursion import reference, scaled
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.precision import Precision
@@ -63,13 +63,7 @@ def _kernels_take(factors: Factors) -> bool:
 
 def kernels_run(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether one tile for all positions goes to kernels, which a CUDA graph can hold."""
-    return (
-        device.type == "cuda"
-        and dtype == torch.float32
-        and find_spec("triton") is not None
-        # Bfloat16 products and waiting for memory in order came with this generation.
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+    return dispatch.DENSE_RECURSION.run(dtype, device)
 
 
 @torch.no_grad()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.residual_network import reference
 from vlhmm.precision import Precision
 
@@ -18,7 +18,6 @@ Parameters = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of one network: W_1 (H, H), b_1 (H), W_2 (H, H), b_2 (H), then weight and bias (H) of its LayerNorm."""
 
 # A row is held whole by one program.
-WIDEST_KERNEL = 1024
 
 
 def residual_networks(
@@ -52,12 +51,4 @@ def residual_networks(
 
 
 def _kernels_take(embedding: Tensor) -> bool:
-    return (
-        torch.is_grad_enabled()
-        and embedding.is_cuda
-        and embedding.dtype == torch.float32
-        and embedding.numel() > 0
-        and embedding.shape[1] <= WIDEST_KERNEL
-        and torch.cuda.get_device_capability(embedding.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return torch.is_grad_enabled() and dispatch.RESIDUAL_NETWORK.serve(embedding, size=embedding.shape[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vlhmm.ops import dispatch
 from vlhmm.precision import Precision
 
 CHUNK_BYTES, CPU_CHUNK_BYTES = 64 << 20, 4 << 20
@@ -20,7 +20,6 @@ CHUNK_ROWS = 512
 """Of these logits: fewer columns at a time, rather, so that each of them is read and given its gradient seldom."""
 
 # Above it, a kernel's tile and accumulator fit neither shared memory nor registers.
-WIDEST_KERNEL = 512
 
 Factors = tuple[Float[Tensor, "Z H"], Float[Tensor, "Y H"], Float[Tensor, " Z"]]
 """`out`, `into` and the log of the sums."""
@@ -87,14 +86,7 @@ def tiled_factors_and_row_logsumexp(
 
 
 def _kernel_takes(out: Tensor, into: Tensor) -> bool:
-    return (
-        out.is_cuda
-        and out.dtype == into.dtype != torch.float64
-        and 0 < out.shape[1] <= WIDEST_KERNEL
-        and min(out.shape[0], into.shape[0]) > 0
-        and torch.cuda.get_device_capability(out.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return out.dtype == into.dtype and dispatch.ROW_LOGSUMEXP.serve(out, into, size=out.shape[1])
 
 
 class _TiledRowLogSumExp(torch.autograd.Function):

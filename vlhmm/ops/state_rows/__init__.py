@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.state_rows import reference
 
 __all__ = ["state_rows", "state_rows_by_kernels"]
@@ -49,15 +49,8 @@ def state_rows_by_kernels(
 
 
 def _kernels_take(per_state: Tensor, states: Tensor) -> bool:
-    return (
-        torch.is_grad_enabled()
-        and per_state.requires_grad
-        and per_state.is_cuda
-        and per_state.dtype == torch.float32
-        and min(per_state.numel(), states.numel()) > 0
-        and torch.cuda.get_device_capability(per_state.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    trained = torch.is_grad_enabled() and per_state.requires_grad
+    return trained and dispatch.STATE_ROWS.serve(per_state, states)
 
 
 class _StateRows(torch.autograd.Function):

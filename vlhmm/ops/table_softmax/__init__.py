@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.table_softmax import reference
 
 __all__ = ["table_log_softmax", "table_log_softmax_by_kernels"]
@@ -33,13 +33,7 @@ def table_log_softmax_by_kernels(
 
 
 def _kernels_take(logits: Tensor, rows: Tensor, columns: Tensor | None) -> bool:
-    return (
-        logits.is_cuda
-        and logits.dtype == torch.float32
-        and min(logits.numel(), rows.numel(), 1 if columns is None else columns.numel()) > 0
-        and torch.cuda.get_device_capability(logits.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return dispatch.TABLE_SOFTMAX.serve(logits, rows, columns)
 
 
 class _TableLogSoftmax(torch.autograd.Function):

@@ -6,7 +6,6 @@ others no more than the sums over all words.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.emission import WordLayout
 from vlhmm.ops.emission.by_token import on_cpu, reference
-from vlhmm.ops.row_logsumexp import WIDEST_KERNEL, tiled_factors_and_row_logsumexp
+from vlhmm.ops.row_logsumexp import tiled_factors_and_row_logsumexp
 from vlhmm.precision import Precision
 from vlhmm.support import Support
 
@@ -74,18 +74,11 @@ def _cpu_takes(support: Support, operand: Tensor) -> bool:
 
 def _kernels_take_factors(support: Support, emit: Tensor, words: Tensor, precision: Precision) -> bool:
     # Logits are made twice: that is little next to a table in memory where matrix units do it in bf16.
-    return precision == "bf16" and emit.shape[1] <= WIDEST_KERNEL and _kernels_take(support, emit, words)
+    return precision == "bf16" and dispatch.ROW_LOGSUMEXP.fits(emit.shape[1]) and _kernels_take(support, emit, words)
 
 
 def _kernels_take(support: Support, *operands: Tensor) -> bool:
-    first = operands[0]
-    return (
-        support.dense
-        and first.is_cuda
-        and all(operand.dtype == torch.float32 and operand.numel() > 0 for operand in operands)
-        and torch.cuda.get_device_capability(first.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return support.dense and dispatch.TOKEN_EMISSION.serve(*operands)
 
 
 class _RowsOfFactors(torch.autograd.Function):

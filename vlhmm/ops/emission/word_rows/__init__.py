@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.emission.word_rows import reference
 
 __all__ = ["word_rows", "word_rows_by_kernels"]
@@ -35,13 +35,7 @@ def word_rows_by_kernels(per_word: Float[Tensor, "X K"], words: Int[Tensor, "B T
 
 
 def _kernels_take(per_word: Tensor, words: Tensor) -> bool:
-    return (
-        per_word.is_cuda
-        and per_word.dtype == torch.float32
-        and min(per_word.numel(), words.numel()) > 0
-        and find_spec("triton") is not None
-        and torch.cuda.get_device_capability(per_word.device) >= (8, 0)
-    )
+    return dispatch.WORD_ROWS.serve(per_word, words)
 
 
 class _WordRowsOnCpu(torch.autograd.Function):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.groups.of_window import reference
 from vlhmm.ops.groups.of_window.reference import WindowGroups, beginnings
 
@@ -46,9 +44,4 @@ def window_groups_by_kernel(
 
 
 def _kernel_takes(tokens: Tensor) -> bool:
-    return (
-        tokens.is_cuda
-        and tokens.numel() > 0
-        and torch.cuda.get_device_capability(tokens.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return dispatch.WINDOW_GROUPS.serve(tokens)

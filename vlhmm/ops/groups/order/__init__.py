@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.groups.order import reference
 from vlhmm.ops.groups.order.reference import GroupOrder
 
 __all__ = ["GroupOrder", "group_order", "group_order_by_kernel"]
-
-MOST_POSITIONS = 1 << 13
-"""All pairs of positions are compared: beyond, sorting is less work."""
 
 
 def group_order(source: Int[Tensor, " N"], target: Int[Tensor, " N"]) -> GroupOrder:
@@ -32,9 +27,4 @@ def group_order_by_kernel(source: Int[Tensor, " N"], target: Int[Tensor, " N"]) 
 
 
 def _kernel_takes(source: Tensor) -> bool:
-    return (
-        source.is_cuda
-        and source.numel() <= MOST_POSITIONS
-        and torch.cuda.get_device_capability(source.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return dispatch.GROUP_ORDER.run(source.dtype, source.device, size=source.numel())

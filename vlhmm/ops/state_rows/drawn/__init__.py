@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.ops import dispatch
 from vlhmm.ops.state_rows.drawn import reference
 
 __all__ = ["drawn_states", "drawn_states_by_kernel"]
-
-MOST_STATES = 1 << 13
-"""States of a block: one program holds all of their keys."""
 
 
 def drawn_states(
@@ -42,10 +38,4 @@ def drawn_states_by_kernel(
 
 
 def _kernel_takes(keys: Tensor) -> bool:
-    return (
-        keys.is_cuda
-        and keys.dtype == torch.float32
-        and keys.shape[1] <= MOST_STATES
-        and torch.cuda.get_device_capability(keys.device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
+    return dispatch.DRAWN_STATES.run(keys.dtype, keys.device, size=keys.shape[1])
