@@ -40,7 +40,7 @@ toc_object_entries_show_parents = "hide"
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|jaxtyping|pathlib|collections|os|transformers|tokenizers|typing|builtins)\..*"),
-    (r"py:class", r"Tensor|NDArray"),
+    (r"py:class", r"Tensor|NDArray|Bool|Float|Int"),
     # Types of arguments that users do not construct.
     (r"py:class", r"vlhmm\.[a-z_]+\..*"),
 ]

@@ -38,7 +38,7 @@ def _command(command: Any, path: list[str], level: int) -> Iterator[str]:
     context = command.make_context(" ".join(path), [], resilient_parsing=True)
     if len(path) > 1:
         yield f"{'#' * level} {' '.join(path)}\n"
-    yield textwrap.dedent(command.help or "").strip() + "\n"
+    yield _escaped(textwrap.dedent(command.help or "").strip()) + "\n"
     yield f"```text\n{' '.join([*path, *command.collect_usage_pieces(context)])}\n```\n"
     for kind in ("argument", "option"):
         listed = [one.get_help_record(context) for one in command.params if one.param_type_name == kind]
@@ -47,15 +47,19 @@ def _command(command: Any, path: list[str], level: int) -> Iterator[str]:
         yield from (f"| `{_cell(record[0])}` | {_cell(record[1])} |" for record in listed if record)
         yield ""
     if command.epilog:
-        title, *lines = inspect.cleandoc(command.epilog).splitlines()
-        yield f"{title}\n\n```text\n" + "\n".join(line.strip() for line in lines) + "\n```\n"
+        yield f"```text\n{inspect.cleandoc(command.epilog)}\n```\n"
     for name, subcommand in getattr(command, "commands", {}).items():
         yield from _command(subcommand, [*path, name], level + (len(path) > 1))
 
 
 def _cell(text: str | None) -> str:
     """Text for a cell of a Markdown table."""
-    return " ".join((text or "").split()).replace("|", "\\|")
+    return _escaped(" ".join((text or "").split()).replace("|", "\\|"))
+
+
+def _escaped(text: str) -> str:
+    """`train*` is no emphasis."""
+    return text.replace("*", "\\*")
 
 
 def settings() -> str:
@@ -137,7 +141,8 @@ def records() -> str:
                 _collect(record, found)
     names = sorted((f"{kind.__module__}.{kind.__qualname__}" for kind in found if kind not in public), key=_last_name)
     return "\n".join(
-        f"## {_last_name(name)}\n\n```{{eval-rst}}\n.. autoclass:: {name}\n   :members:\n```\n" for name in names
+        f"## {_last_name(name)}\n\n```{{eval-rst}}\n.. autoclass:: {name}()\n   :members:\n   :undoc-members:\n```\n"
+        for name in names
     )
 
 

@@ -111,7 +111,7 @@ def what_was_run(*folders: str) -> str:
             counts = [str(outcomes.count(outcome)) if outcomes else "" for outcome in OUTCOMES]
             rows.append(
                 [
-                    f"`{file.removeprefix('experiments/')}`",
+                    f"`{file.removeprefix('experiments/').removesuffix('.toml')}`",
                     shown.table.title,
                     f"{len(shown.rows)}",
                     f"{num_run}",
@@ -122,7 +122,7 @@ def what_was_run(*folders: str) -> str:
     totals = [str(sum(int(row[column] or 0) for row in rows)) for column in (2, 3)]
     claims = [str(sum(int(row[column] or 0) for row in rows)) for column in (5, 6, 7)]
     rows.append(["**all**", "", *totals, "", *claims])
-    headings = ["file", "title", "rows", "run", "seeds", *(f"claims {outcome}" for outcome in OUTCOMES)]
+    headings = ["file", "title", "rows", "run", "seeds", "supported", "contradicted", "claims not run"]
     return markdown_table(headings, rows, left=2)
 
 
@@ -135,7 +135,13 @@ def rows_not_run(*folders: str) -> str:
             if len(missing) > 10:
                 missing = [*missing[:3], f"and {len(missing) - 3} more"]
             if missing:
-                rows.append([f"`{file.removeprefix('experiments/')}`", f"{num_missing}", "; ".join(missing)])
+                rows.append(
+                    [
+                        f"`{file.removeprefix('experiments/').removesuffix('.toml')}`",
+                        f"{num_missing}",
+                        "; ".join(missing),
+                    ]
+                )
     return markdown_table(["file", "rows", "not run"], rows, left=3)
 
 
@@ -145,10 +151,13 @@ def _verdicts(folder: str) -> list[tuple[str, Verdict]]:
 
 def claims(folder: str, outcome: str) -> str:
     """The claims of a folder's tables with one outcome, with the numbers that decide them."""
+    heading = {"supported": "our numbers", "contradicted": "does not hold", "not run": "missing"}[outcome]
     rows = (
-        [table, verdict.text, verdict.numbers] for table, verdict in _verdicts(folder) if verdict.outcome == outcome
+        [table, verdict.text, verdict.numbers.removeprefix("needs ")]
+        for table, verdict in _verdicts(folder)
+        if verdict.outcome == outcome
     )
-    return markdown_table(["table", "claim", "our numbers" if outcome != "not run" else "needs"], rows, left=3)
+    return markdown_table(["table", "claim", heading], rows, left=3)
 
 
 def claim_counts(*folders: str) -> str:
