@@ -192,6 +192,9 @@ def _read_sections(app: Sphinx, what: str, name: str, obj: object, options: obje
 
     The extension sphinx.ext.napoleon does the same, but takes what stands before a colon in an attribute's docstring for its type.
     """
+    if what == "class" and lines and lines[0].startswith(f"{_last_name(name)}("):
+        # Not a docstring: the signature, which `dataclass` writes where there is none.
+        lines.clear()
     if what in ("class", "exception", "function", "method"):
         lines[:] = GoogleDocstring(list(_as_rst(lines)), Config(), app, what, name, obj).lines()
 
