@@ -16,19 +16,19 @@ test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 check: $(DEV_INSTALLED)
-	$(BIN)/ruff format --check vlhmm tests bench docs
-	$(BIN)/ruff check vlhmm tests bench docs
+	$(BIN)/ruff format --check vlhmm tests bench experiments docs
+	$(BIN)/ruff check vlhmm tests bench experiments docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(DEV_INSTALLED)
-	$(BIN)/ruff format vlhmm tests bench docs
-	$(BIN)/ruff check --fix vlhmm tests bench docs
+	$(BIN)/ruff format vlhmm tests bench experiments docs
+	$(BIN)/ruff check --fix vlhmm tests bench experiments docs
 
 # A table that differs from the result files is an error, and so is every warning.
 docs: $(DOCS_INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/generate_tables.py --check
-	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
+	PYTHONPATH=. $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
 	@echo "built: docs/_build/html/index.html"
 
 # Writes the tables of README.md and docs/ anew from the result files.

@@ -12,12 +12,12 @@ from itertools import cycle
 import numpy as np
 import torch
 
+from experiments.side_by_side import StepsAhead
 from vlhmm.cluster import Blocks, one_block
-from vlhmm.experiments.side_by_side import StepsAhead
 from vlhmm.models import build_blocked
 from vlhmm.ops.recursion.cutting import nobody_waits
-from vlhmm.recipe import Recipe, preset
-from vlhmm.step import EAGER_STEPS, Step
+from vlhmm.training.presets import Recipe, preset
+from vlhmm.training.step import EAGER_STEPS, Step
 
 JOBS = (1, 2, 4, 8)
 STEPS = 300

@@ -12,8 +12,8 @@ from torch import Tensor
 from bench.measure import seconds_of
 from bench.report import Epoch
 from vlhmm.data import load_corpus
-from vlhmm.recipe import Recipe, preset
-from vlhmm.train import LOG_STEPS, _Run
+from vlhmm.training.presets import Recipe, preset
+from vlhmm.training.trainer import LOG_STEPS, _Run
 
 EpochWork = Literal["PTB", "PTBb"]
 

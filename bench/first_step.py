@@ -17,7 +17,7 @@ from bench.measure import wait
 from bench.ours import STEPS_CHECKED, step_inputs
 from bench.sizes import step_sizes
 from bench.workloads import Step as StepWork
-from vlhmm.step import Step
+from vlhmm.training.step import Step
 
 ALLOWED = 30.0
 """Seconds of the first step."""

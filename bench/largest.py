@@ -13,9 +13,12 @@ from bench.memory import peak_of
 from bench.ours import STEPS_CHECKED, step_model
 from bench.workloads import StepSizes, TransitionKind
 from vlhmm.hmm import HMM
-from vlhmm.step import Step
-from vlhmm.tables import Tables, TableTransition, convert, dense_support
-from vlhmm.train_settings import TrainSettings
+from vlhmm.records import convert
+from vlhmm.support import dense_support
+from vlhmm.tables import Tables
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.step import Step
+from vlhmm.transitions import TableTransition
 
 
 @dataclass(frozen=True)

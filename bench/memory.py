@@ -11,7 +11,7 @@ import torch
 
 from bench.ours import dense_hmm, step_inputs
 from bench.workloads import DenseSizes, StepSizes, TransitionKind, dense_inputs
-from vlhmm.step import Step
+from vlhmm.training.step import Step
 
 LONG_TEXT = 100_000
 """Tokens of the one sequence whose training must not take memory for all of them."""

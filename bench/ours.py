@@ -17,9 +17,12 @@ from vlhmm.cluster import Blocks
 from vlhmm.hmm import HMM
 from vlhmm.models import Kept, Model, neural_hmm
 from vlhmm.precision import Precision
-from vlhmm.step import EAGER_STEPS, Step
-from vlhmm.tables import Tables, TableTransition, convert, dense_support
-from vlhmm.train_settings import TrainSettings
+from vlhmm.records import convert
+from vlhmm.support import dense_support
+from vlhmm.tables import Tables
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.step import EAGER_STEPS, Step
+from vlhmm.transitions import TableTransition
 
 STEPS_CHECKED = EAGER_STEPS + 3
 """Losses compared with float64. Those after the first depend on the gradients and updates before them, and the last ones,

@@ -14,7 +14,7 @@ from rich.table import Table
 from bench.floor import Rates
 from bench.measure import Result
 from bench.workloads import TITLES
-from vlhmm.experiments.provenance import commit_of_source
+from vlhmm.provenance import commit_of_source
 
 PACKAGES = ("vlhmm", "torch", "triton", "numpy", "jax", "jaxlib", "dynamax", "hmmlearn", "pomegranate", "pyjuice")
 

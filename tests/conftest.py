@@ -11,7 +11,7 @@ from jaxtyping import install_import_hook
 # Must come before the first import of vlhmm: only modules loaded after it have their shapes checked.
 # Where only the GPU tests run beartype may be missing; CI always has it, as a development dependency.
 if importlib.util.find_spec("beartype"):
-    install_import_hook("vlhmm", "beartype.beartype")
+    install_import_hook(["vlhmm", "experiments"], "beartype.beartype")
 
 # The tensors here are tiny: a second thread costs more than it gives, and results stay bit-identical.
 torch.set_num_threads(1)

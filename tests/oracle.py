@@ -14,16 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.tables import (
-    BlockFactoredTransition,
-    SoftmaxTransition,
-    Support,
-    Tables,
-    TableTransition,
-    blocked_support,
-    cloned_support,
-    dense_support,
-)
+from vlhmm.support import Support, blocked_support, cloned_support, dense_support
+from vlhmm.tables import Tables
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 
 class DenseCounts(NamedTuple):

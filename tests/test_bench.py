@@ -37,8 +37,8 @@ from bench.workloads import (
     tolerance,
 )
 from vlhmm.models import ModelSettings
-from vlhmm.recipe import BlockSettings, Recipe
-from vlhmm.train_settings import TrainSettings
+from vlhmm.training.presets import BlockSettings, Recipe
+from vlhmm.training.settings import TrainSettings
 
 CPU = torch.device("cpu")
 DENSE: tuple[Work, ...] = ("W1", "W2", "W4", "W5")

@@ -21,7 +21,7 @@ from experiments.control.methods import (
 )
 from experiments.control.report import summed_up
 from experiments.control.sets import KeywordSet, make_sets, num_words, other_prompts, read_sets, satisfies
-from vlhmm.teacher import Teacher, draw_texts, load_teacher
+from vlhmm.distillation.teachers import Teacher, draw_texts, load_teacher
 
 pytest.importorskip("transformers")
 
@@ -160,7 +160,7 @@ def test_smollm2_keeps_to_keywords_and_is_distilled(tmp_path: Path) -> None:
         max_tokens=16,
         batch_size=20,
         prompts=other_prompts(20, 0),
-        recipe=vlhmm.recipe.preset("distill").with_changes({"dim": "8", "epochs": "1", "batch_size": "4"}),
+        recipe=vlhmm.training.presets.preset("distill").with_changes({"dim": "8", "epochs": "1", "batch_size": "4"}),
     )
     assert 1 < made.held_out.teacher < 1000
     sets = [KeywordSet(("river", "garden"), None, 24), KeywordSet(("cat", "at night"), (4, 12), 24)]

@@ -16,7 +16,8 @@ from oracle import (
 )
 
 import vlhmm
-from vlhmm.tables import Belief, Support, Tables, dense_support
+from vlhmm.support import Support, dense_support
+from vlhmm.tables import Belief, Tables
 
 
 @every_kind

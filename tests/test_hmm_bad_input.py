@@ -8,16 +8,9 @@ import pytest
 import torch
 
 import vlhmm
-from vlhmm.tables import (
-    Belief,
-    BlockFactoredTransition,
-    SoftmaxTransition,
-    Support,
-    Tables,
-    TableTransition,
-    blocked_support,
-    dense_support,
-)
+from vlhmm.support import Support, blocked_support, dense_support
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 # Two states, seven words: no other number in these tests is 2 or 7.
 START = [0.5, 0.5]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracle import EVERY_KIND, Kind, dense_oracle, random_hmm
 
 import vlhmm
-from vlhmm.tables import TableTransition
+from vlhmm.transitions import TableTransition
 
 every_method = pytest.mark.parametrize(
     "options",

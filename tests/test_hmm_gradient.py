@@ -7,7 +7,8 @@ from kinds import SEEDS, close, every_dtype, every_kind, some_sentences, table_k
 from oracle import Kind, assemble, ragged, random_hmm, random_logits, random_support
 
 import vlhmm
-from vlhmm.tables import Belief, Tables, TableTransition
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import TableTransition
 
 
 def leaves(tables: Tables) -> Tables:

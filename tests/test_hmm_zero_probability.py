@@ -6,7 +6,8 @@ import torch
 from oracle import EVERY_KIND, Oracle, ragged, random_hmm
 
 import vlhmm
-from vlhmm.tables import Tables, TableTransition
+from vlhmm.tables import Tables
+from vlhmm.transitions import TableTransition
 
 every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 scan = pytest.mark.parametrize("parallel", [False, True], ids=["serial", "parallel"])

@@ -20,8 +20,8 @@ from vlhmm.baselines.scorer import NeuralScorer
 from vlhmm.baselines.settings import FeedForwardSettings
 from vlhmm.ops.recursion import product
 from vlhmm.precision import Precision, float32_products, network_products
-from vlhmm.step import Step
-from vlhmm.train_settings import TrainSettings
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.step import Step
 
 GPU = torch.device("cuda")
 """Only its name is asked for."""
@@ -132,7 +132,7 @@ def test_models_trained_and_scored_side_by_side_keep_to_their_precision(monkeypa
 
     for name in ("evaluate", "baselines.adam", "baselines.scorer"):
         monkeypatch.setattr(import_module(f"vlhmm.{name}"), "float32_products", as_on_a_gpu)
-    monkeypatch.setattr("vlhmm.step.network_products", lambda one, _: network_products(one, GPU))
+    monkeypatch.setattr("vlhmm.training.step.network_products", lambda one, _: network_products(one, GPU))
     corpus = tiny_corpus(60)
     windows = torch.randint(corpus.tokenizer.vocab_size, (10, 4, 16), generator=torch.Generator().manual_seed(0))
     lengths = torch.full((4,), 16)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from vlhmm.decoder import DecoderSettings, DecoderTraining
-from vlhmm.em import EMSettings
-from vlhmm.lvd import LVDSettings, VectorSettings
-from vlhmm.lvd.kmeans import KMeansSettings
+from vlhmm.distillation.decoder import DecoderSettings, DecoderTraining
+from vlhmm.distillation.lvd import LVDSettings, VectorSettings
+from vlhmm.distillation.lvd.kmeans import KMeansSettings
+from vlhmm.training.em import EMSettings
 
 
 @pytest.mark.parametrize(

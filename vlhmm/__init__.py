@@ -24,12 +24,12 @@ from vlhmm.control import (
     words,
 )
 from vlhmm.data import Corpus, Tokenizer, load_corpus
-from vlhmm.distill import Distilled, distill
+from vlhmm.distillation.pipeline import Distilled, distill
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
-from vlhmm.train import train
-from vlhmm.train_settings import TrainSettings
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.trainer import train
 
 __all__ = [
     "HMM",

@@ -24,8 +24,11 @@ from vlhmm.inference.viterbi import Paths, viterbi
 from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import kernels_run
 from vlhmm.precision import Precision
+from vlhmm.records import convert, requires_grad
 from vlhmm.stream import Stream
-from vlhmm.tables import Belief, Tables, TableTransition, convert, dense_support, requires_grad
+from vlhmm.support import dense_support
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import TableTransition
 from vlhmm.validate import (
     as_batch,
     as_missing,

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.checkpoint import load_model, save_model
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
@@ -30,6 +29,7 @@ from vlhmm.text.explain import explain
 from vlhmm.text.infilling import infill_text
 from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
 from vlhmm.text.stream import TextStream
+from vlhmm.training.checkpoint import load_model, save_model
 
 
 class LanguageModel:

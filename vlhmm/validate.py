@@ -12,7 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch
-from vlhmm.tables import Belief, BlockFactoredTransition, Support, Tables, TableTransition
+from vlhmm.support import Support
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import BlockFactoredTransition, TableTransition
 
 
 def as_integers(values: Any, name: str, device: torch.device | None = None) -> Int[Tensor, ...]:

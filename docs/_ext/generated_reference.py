@@ -18,11 +18,12 @@ import typer
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
+import experiments.cli
 import vlhmm
 from vlhmm.cli import app as cli_app
 from vlhmm.models import ModelSettings
-from vlhmm.recipe import PRESETS, BlockSettings
-from vlhmm.train_settings import TrainSettings
+from vlhmm.training.presets import PRESETS, BlockSettings
+from vlhmm.training.settings import TrainSettings
 
 _PLACEHOLDER = re.compile(r"^<!-- made at build time: ([a-z-]+) -->$", re.MULTILINE)
 _SECTIONS = {"blocks": BlockSettings, "model": ModelSettings, "train": TrainSettings}
@@ -32,6 +33,12 @@ def commands() -> str:
     """All commands, each with its usage, arguments, options and examples."""
     root = typer.main.get_command(cli_app)
     return "\n".join(_command(root, ["vlhmm"], level=2))
+
+
+def experiment_commands() -> str:
+    """The same for the tables of the papers."""
+    root = typer.main.get_command(experiments.cli.commands())
+    return "\n".join(_command(root, ["python -m experiments"], level=3))
 
 
 def _command(command: Any, path: list[str], level: int) -> Iterator[str]:
@@ -177,6 +184,7 @@ def _collect(kind: type[Any], found: dict[type[Any], None]) -> None:
 
 _MAKERS: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "experiment-commands": experiment_commands,
     "settings": settings,
     "presets": presets,
     "records": records,

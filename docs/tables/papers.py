@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from experiments.claims import Verdict
+from experiments.quantities import QUANTITIES, written
+from experiments.rates import rate_of
+from experiments.results import results_folders
+from experiments.show import ShownRow, ShownTable, show_table
+from experiments.table_file import read_table
+from experiments.texts import checksums
 from tables.common import ROOT, markdown_table, read_json
-from vlhmm.experiments.claims import Verdict
-from vlhmm.experiments.quantities import QUANTITIES, written
-from vlhmm.experiments.rates import rate_of
-from vlhmm.experiments.results import results_folders
-from vlhmm.experiments.show import ShownRow, ShownTable, show_table
-from vlhmm.experiments.table_file import read_table
-from vlhmm.experiments.texts import checksums
 
 OUTCOMES = ("supported", "contradicted", "not run")
 

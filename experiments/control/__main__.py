@@ -22,11 +22,11 @@ from experiments.control.overhead import measure_lookahead, measure_overhead
 from experiments.control.report import about, calibration_plot, method_table, summed_up
 from experiments.control.sets import other_prompts, read_sets
 from vlhmm.cluster import one_block
+from vlhmm.distillation.teachers import Teacher, draw_texts, load_teacher
 from vlhmm.hmm import HMM
 from vlhmm.models import build_blocked
-from vlhmm.recipe import preset
 from vlhmm.tables import Tables
-from vlhmm.teacher import Teacher, draw_texts, load_teacher
+from vlhmm.training.presets import preset
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 

@@ -14,7 +14,7 @@ import vlhmm
 from experiments.control.sets import contains
 from vlhmm.control import contains as contains_phrase
 from vlhmm.control.product import lookahead
-from vlhmm.teacher import Drawn, Teacher
+from vlhmm.distillation.teachers import Drawn, Teacher
 
 BINS = 10
 

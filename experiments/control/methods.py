@@ -19,7 +19,7 @@ import vlhmm
 from experiments.control.sets import KeywordSet, satisfies
 from vlhmm.control import Automaton, Constraint, TokenTexts, contains_all, words
 from vlhmm.control.guide import Guide
-from vlhmm.teacher import Teacher, draw_texts
+from vlhmm.distillation.teachers import Teacher, draw_texts
 
 SCORED_TOGETHER = 64
 

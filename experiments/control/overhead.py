@@ -16,9 +16,9 @@ from vlhmm.control import Automaton, contains_all
 from vlhmm.control.guide import Guide
 from vlhmm.control.product import lookahead
 from vlhmm.data import Tokenizer
+from vlhmm.distillation.teachers import Teacher
 from vlhmm.hmm import HMM
 from vlhmm.tables import Tables
-from vlhmm.teacher import Teacher
 
 ROWS, MAX_TOKENS, REPEAT = 8, 32, 5
 KEYWORDS = ("river", "open", "garden")

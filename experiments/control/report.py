@@ -13,7 +13,7 @@ import torch
 from rich.table import Table
 
 from experiments.control.methods import Output
-from vlhmm.experiments.provenance import commit_of_source, device_name
+from vlhmm.provenance import commit_of_source, device_name
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from vlhmm.baselines import (
 )
 from vlhmm.baselines.adam import AdamStep
 from vlhmm.baselines.training import seconds_per_epoch
-from vlhmm.checkpoint import read_tensors
 from vlhmm.evaluate import evaluate
-from vlhmm.run_folder import read_log
 from vlhmm.settings import settings_from
-from vlhmm.train import CheckEvent, DivergedError, StepEvent
+from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.run_folder import read_log
+from vlhmm.training.trainer import CheckEvent, DivergedError, StepEvent
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from vlhmm.baselines.adam import AdamStep
 from vlhmm.baselines.layers import dropout
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.baselines.windows import WindowsInOrder
-from vlhmm.train import StepEvent
+from vlhmm.training.trainer import StepEvent
 
 X = 9
 

@@ -1,10 +1,13 @@
 """A small model trained by the command line itself, and a way to run commands in this process."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cli_helpers import SMALL, Ran, Run, write_text
 
+from experiments.cli import commands
 from vlhmm.cli import main
 
 
@@ -14,14 +17,28 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VLHMM_DEBUG", raising=False)
 
-    def run_command(*arguments: object) -> Ran:
-        capsys.readouterr()
-        monkeypatch.setattr("sys.argv", ["vlhmm", *(str(argument) for argument in arguments)])
-        status = main()
-        captured = capsys.readouterr()
-        return Ran(status, captured.out, captured.err)
+    return partial(_run_command, capsys, monkeypatch, main)
 
-    return run_command
+
+@pytest.fixture
+def run_experiments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """`python -m experiments`, likewise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VLHMM_DEBUG", raising=False)
+    return partial(_run_command, capsys, monkeypatch, lambda: main(commands(), "python -m experiments"))
+
+
+def _run_command(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    entry_point: Callable[[], int],
+    *arguments: object,
+) -> Ran:
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["vlhmm", *(str(argument) for argument in arguments)])
+    status = entry_point()
+    captured = capsys.readouterr()
+    return Ran(status, captured.out, captured.err)
 
 
 @pytest.fixture(scope="session")

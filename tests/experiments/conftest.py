@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def few_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlhmm.experiments.measure.TIMED_BATCHES", 2)
-    monkeypatch.setattr("vlhmm.experiments.measure.TIMED_STEPS", 2)
+    monkeypatch.setattr("experiments.measure.TIMED_BATCHES", 2)
+    monkeypatch.setattr("experiments.measure.TIMED_STEPS", 2)

@@ -8,9 +8,9 @@ import torch
 from tiny import tiny_corpus
 
 import vlhmm
-from vlhmm.experiments.results import Result, identity_of
-from vlhmm.experiments.rows import RowEvent, RowRun, run_row
-from vlhmm.experiments.table_file import TableFile, read_table
+from experiments.results import Result, identity_of
+from experiments.rows import RowEvent, RowRun, run_row
+from experiments.table_file import TableFile, read_table
 
 TEXT = {"corpus": "0123"}
 """Checksums of no text."""

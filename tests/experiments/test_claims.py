@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vlhmm.experiments.claims import Cell, judge, parse_claim
+from experiments.claims import Cell, judge, parse_claim
 
 NUMBERS = {"a": 100.0, "b": 110.0, "c": 115.0, "d": 116.0}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from small_tables import TEXT, made, small_table
 
-from vlhmm.experiments.plan import RunPlan
-from vlhmm.experiments.results import write_result
-from vlhmm.experiments.rows import RowRun
-from vlhmm.experiments.table_file import Row, TableFile
+from experiments.plan import RunPlan
+from experiments.results import write_result
+from experiments.rows import RowRun
+from experiments.table_file import Row, TableFile
 
 TABLE = """
 title = "Two rates"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from small_tables import TEXT, made, small_table
 
-from vlhmm.experiments.rates import rate_of, trials, with_chosen_rate
-from vlhmm.experiments.results import write_result
-from vlhmm.experiments.show import show_table
-from vlhmm.experiments.table_file import Row, TableFile
+from experiments.rates import rate_of, trials, with_chosen_rate
+from experiments.results import write_result
+from experiments.show import show_table
+from experiments.table_file import Row, TableFile
 
 TABLE = """
 title = "A small table"

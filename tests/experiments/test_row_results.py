@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_tables import TABLE, TEXT, made, small_table
 
-from vlhmm.experiments.results import (
+from experiments.results import (
     ResultError,
     find_result,
     find_seeds,
@@ -16,7 +16,7 @@ from vlhmm.experiments.results import (
     read_result,
     write_result,
 )
-from vlhmm.experiments.show import show_table
+from experiments.show import show_table
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -13,18 +13,18 @@ import torch
 from small_tables import TABLE, events_of, row_run, small_corpus, small_table
 
 import vlhmm
+from experiments import side_by_side
+from experiments.measure import CURVE_POINTS, running_train, seconds_per_epoch, thinned_curve
+from experiments.results import ResultError, read_result
+from experiments.row_events import RowStopped
+from experiments.rows import RowDone, RowEvent, RowRun, run_row
+from experiments.side_by_side import TrainingEnded, train_side_by_side
+from experiments.texts import training_text
 from vlhmm.evaluate import HMMScorer, evaluate
-from vlhmm.experiments import side_by_side
-from vlhmm.experiments.measure import CURVE_POINTS, running_train, seconds_per_epoch, thinned_curve
-from vlhmm.experiments.results import ResultError, read_result
-from vlhmm.experiments.row_events import RowStopped
-from vlhmm.experiments.rows import RowDone, RowEvent, RowRun, run_row
-from vlhmm.experiments.side_by_side import TrainingEnded, train_side_by_side
-from vlhmm.experiments.texts import training_text
 from vlhmm.ops.recursion import cutting
-from vlhmm.recipe import Recipe
-from vlhmm.run_folder import STATE, read_log
-from vlhmm.train import StepEvent
+from vlhmm.training.presets import Recipe
+from vlhmm.training.run_folder import STATE, read_log
+from vlhmm.training.trainer import StepEvent
 
 
 @pytest.fixture(scope="module")

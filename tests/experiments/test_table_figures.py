@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from small_tables import TABLE, TEXT, made, small_table
 
-from vlhmm.experiments import figures
-from vlhmm.experiments.figures import draw_curves, draw_points
-from vlhmm.experiments.results import write_result
-from vlhmm.experiments.show import show_table
+from experiments import figures
+from experiments.figures import draw_curves, draw_points
+from experiments.results import write_result
+from experiments.show import show_table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

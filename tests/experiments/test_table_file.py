@@ -6,10 +6,10 @@ import pytest
 from small_tables import TABLE, small_table, write_table
 
 import vlhmm
-from vlhmm.experiments.row_settings import KneserNeySettings
-from vlhmm.experiments.show import claims_of_the_paper
-from vlhmm.experiments.table_file import read_table
-from vlhmm.recipe import Recipe
+from experiments.row_settings import KneserNeySettings
+from experiments.show import claims_of_the_paper
+from experiments.table_file import read_table
+from vlhmm.training.presets import Recipe
 
 SHIPPED = sorted((Path(vlhmm.__file__).parents[1] / "experiments").rglob("*.toml"))
 

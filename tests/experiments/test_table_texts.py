@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import vlhmm
+from experiments import texts
+from experiments.texts import PREPARED, Prepared, checksums, read_text
 from vlhmm.data import word_tokenizer
-from vlhmm.experiments import texts
-from vlhmm.experiments.texts import PREPARED, Prepared, checksums, read_text
 
 ENGLISH = "english"
 WORDS = ["a", "cat", "sees", "the", "dog"]

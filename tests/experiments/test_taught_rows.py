@@ -13,20 +13,20 @@ from tiny import sentences
 from tiny_teacher import write_tiny_teacher
 
 import vlhmm
-from vlhmm.checkpoint import load_model, read_tensors
+from experiments import taught_training
+from experiments.results import identity_of
+from experiments.row_events import RowStopped, Working
+from experiments.row_settings import BaumWelchHMM, RestartedHMM, TaughtHMM
+from experiments.rows import RowDone, RowEvent, run_row
+from experiments.table_file import TableFile
 from vlhmm.data import Tokens
-from vlhmm.decoder import DecoderSettings, DecoderTraining, decoder_training
-from vlhmm.experiments import taught_training
-from vlhmm.experiments.results import identity_of
-from vlhmm.experiments.row_events import RowStopped, Working
-from vlhmm.experiments.row_settings import BaumWelchHMM, RestartedHMM, TaughtHMM
-from vlhmm.experiments.rows import RowDone, RowEvent, run_row
-from vlhmm.experiments.table_file import TableFile
+from vlhmm.distillation.decoder import DecoderSettings, DecoderTraining, decoder_training
+from vlhmm.distillation.teachers import load_teacher
 from vlhmm.models import load_body
-from vlhmm.recipe import Recipe
-from vlhmm.run_folder import STATE, RunFolder, read_log
-from vlhmm.teacher import load_teacher
-from vlhmm.train import CheckEvent, StepEvent
+from vlhmm.training.checkpoint import load_model, read_tensors
+from vlhmm.training.presets import Recipe
+from vlhmm.training.run_folder import STATE, RunFolder, read_log
+from vlhmm.training.trainer import CheckEvent, StepEvent
 
 TABLE = """
 title = "A small table"

@@ -7,7 +7,8 @@ from torch import Tensor
 from vlhmm.inference.gather import Batch, Boundary, window_factors
 from vlhmm.inference.score import score
 from vlhmm.models import Model, ModelSettings, build
-from vlhmm.tables import Belief, dense_support
+from vlhmm.support import dense_support
+from vlhmm.tables import Belief
 
 WORDS, STATES, SIZE, LENGTH = 9, 6, 3, 5
 

@@ -9,7 +9,9 @@ import torch
 from oracle import Kind, Oracle, dense_oracle, random_hmm
 
 import vlhmm
-from vlhmm.tables import Tables, TableTransition, blocked_support, dense_support
+from vlhmm.support import blocked_support, dense_support
+from vlhmm.tables import Tables
+from vlhmm.transitions import TableTransition
 
 every_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 scan = pytest.mark.parametrize("parallel", [False, True], ids=["serial", "parallel"])

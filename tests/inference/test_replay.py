@@ -18,7 +18,10 @@ import vlhmm.hmm as hmm_module
 from vlhmm.hmm import HMM
 from vlhmm.inference import replay
 from vlhmm.inference.replay import Replays
-from vlhmm.tables import Tables, TableTransition, convert, dense_support
+from vlhmm.records import convert
+from vlhmm.support import dense_support
+from vlhmm.tables import Tables
+from vlhmm.transitions import TableTransition
 
 NUM_WORDS, NUM_STATES = 11, 6
 TOLERANCE = {"cpu": 1e-5, "cuda": 2e-2}

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from oracle import EVERY_KIND, Kind, ragged, random_hmm
 
 import vlhmm
-from vlhmm.tables import Tables, TableTransition
+from vlhmm.tables import Tables
+from vlhmm.transitions import TableTransition
 
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
 

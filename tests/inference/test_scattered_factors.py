@@ -10,7 +10,9 @@ from vlhmm.inference.score import score
 from vlhmm.models import Model, ModelSettings, build
 from vlhmm.ops.blocked_recursion import blocked_recursion
 from vlhmm.ops.recursion import recursion
-from vlhmm.tables import Belief, blocked_support, mapped, uniform_support
+from vlhmm.records import mapped
+from vlhmm.support import blocked_support, uniform_support
+from vlhmm.tables import Belief
 
 
 def uniform_model(reset_token: int | None) -> Model:

@@ -12,9 +12,10 @@ from vlhmm.cluster import Blocks
 from vlhmm.inference import score
 from vlhmm.inference.gather import Batch
 from vlhmm.models import neural_hmm
-from vlhmm.step import Step
-from vlhmm.tables import Tables, TableTransition
-from vlhmm.train_settings import TrainSettings
+from vlhmm.tables import Tables
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.step import Step
+from vlhmm.transitions import TableTransition
 
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
 

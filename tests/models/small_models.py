@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from vlhmm.models import Model, ModelSettings, build
-from vlhmm.tables import Support, blocked_support, cloned_support, dense_support, uniform_support
+from vlhmm.support import Support, blocked_support, cloned_support, dense_support, uniform_support
 
 VARIANTS = {
     "neural softmax": ModelSettings("neural", transition="softmax", dim=4),

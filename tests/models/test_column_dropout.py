@@ -9,7 +9,8 @@ from small_models import ANY_SUPPORT, OVERLAPPING, PARTITIONS, VARIANTS, small_m
 from vlhmm.hmm import HMM
 from vlhmm.models import LiveColumns, Model, draw_columns
 from vlhmm.ops.emission import emitting_states
-from vlhmm.tables import Tables, cloned_support, dense_support, uniform_support
+from vlhmm.support import cloned_support, dense_support, uniform_support
+from vlhmm.tables import Tables
 
 CASES = [
     *((variant, kind) for variant in VARIANTS for kind in PARTITIONS),

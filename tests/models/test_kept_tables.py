@@ -19,7 +19,8 @@ from vlhmm.inference.blocked import blocked_factors, plain_window
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.models import Model, neural_hmm
 from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels
-from vlhmm.tables import Belief, SoftmaxTransition, Tables
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import SoftmaxTransition
 
 WORDS, NUM_BLOCKS, PER_BLOCK, DIM = 60, 4, 24, 32
 

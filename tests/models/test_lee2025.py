@@ -10,8 +10,8 @@ from tiny import tiny_corpus
 import vlhmm
 from vlhmm.hmm import HMM
 from vlhmm.models import Model, ModelSettings, build
-from vlhmm.recipe import PRESETS, preset
-from vlhmm.tables import dense_support
+from vlhmm.support import dense_support
+from vlhmm.training.presets import PRESETS, preset
 
 NAMES = [name for name in PRESETS if name.startswith("lee2025-")]
 Z, X, D = 6, 11, 8

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from vlhmm.models import Model, neural_hmm
 from vlhmm.ops.row_logsumexp import CHUNK_BYTES
-from vlhmm.step import Step
-from vlhmm.train_settings import TrainSettings
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.step import Step
 
 WORDS = 500
 

@@ -9,7 +9,9 @@ from vlhmm.cluster import random_blocks
 from vlhmm.hmm import HMM
 from vlhmm.models import Kept, Model, ModelSettings, build, neural_hmm
 from vlhmm.ops.emission import emitting_states
-from vlhmm.tables import Support, Tables, Transition, dense_support
+from vlhmm.support import Support, dense_support
+from vlhmm.tables import Tables
+from vlhmm.transitions import Transition
 
 FACTORED = [variant for variant, settings in VARIANTS.items() if settings.transition == "block-factored"]
 

@@ -11,8 +11,8 @@ from vlhmm.hmm import HMM
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import score
 from vlhmm.models import Model, ModelSettings, build, scalar_hmm
-from vlhmm.tables import Support
-from vlhmm.train import train
+from vlhmm.support import Support
+from vlhmm.training.trainer import train
 
 SUPPORTS = {**PARTITIONS, **OVERLAPPING}
 

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from vlhmm.ops.blocked_recursion import BlockedFactors, Precision, blocked_recursion_by_kernels, launch, reference
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, TableTransition
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 FACTORS = ("log_previous", "log_inits", "log_emission")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

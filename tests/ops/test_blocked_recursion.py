@@ -27,7 +27,7 @@ from vlhmm.ops.blocked_recursion import (
     launch,
     reference,
 )
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, TableTransition
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
 

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels, kernel, launch, reference
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition
 
 pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
 

@@ -5,7 +5,7 @@ import torch
 from kernels import DEVICES
 
 from vlhmm.models import draw_kept
-from vlhmm.ops.drawn_states import drawn_states_by_kernel, reference
+from vlhmm.ops.state_rows.drawn import drawn_states_by_kernel, reference
 
 
 @pytest.mark.parametrize("device", DEVICES)

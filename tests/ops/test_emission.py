@@ -6,7 +6,7 @@ import torch
 from vlhmm.ops.emission import column as column_ops
 from vlhmm.ops.emission import emitting_states, log_emission, normalize_over_words, reference, word_layout
 from vlhmm.ops.emission import scattered as scattered_ops
-from vlhmm.tables import Support, blocked_support, cloned_support, dense_support, uniform_support
+from vlhmm.support import Support, blocked_support, cloned_support, dense_support, uniform_support
 
 WIDTH = 4
 

@@ -14,7 +14,7 @@ import triton
 
 from vlhmm.models import Model, ModelSettings
 from vlhmm.ops.emission import kernel, launch, log_emission, reference, word_layout
-from vlhmm.tables import Support, blocked_support, cloned_support
+from vlhmm.support import Support, blocked_support, cloned_support
 
 # Of values and of gradients, relative to the largest element. Operands are exact in every precision, so that of values only
 # float32 sums round; gradients read the gradient of the logits in the precision.

@@ -5,7 +5,7 @@ import torch
 from kernels import DEVICES
 from torch import Tensor
 
-from vlhmm.ops.group_order import group_order_by_kernel, launch, reference
+from vlhmm.ops.groups.order import group_order_by_kernel, launch, reference
 
 
 def assert_equals_the_sort(source: Tensor, target: Tensor) -> None:

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from vlhmm.hmm import HMM
 from vlhmm.ops.recursion import kept, moves
-from vlhmm.tables import Tables, TableTransition, dense_support
+from vlhmm.support import dense_support
+from vlhmm.tables import Tables
+from vlhmm.transitions import TableTransition
 
 STATES, WORDS = moves.LEAST_STATES, 5
 

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from vlhmm.ops.max_product import dense, reference
 from vlhmm.ops.recursion import Factors
-from vlhmm.tables import convert
+from vlhmm.records import convert
 
 SMALL = dense.Tiling(4, 4, 8, 2, 4)
 TALL = dense.Tiling(8, 4, 8, 2, 4)

@@ -13,7 +13,7 @@ from vlhmm.ops.max_product import max_product, scores, trace
 from vlhmm.ops.max_product import reference as max_reference
 from vlhmm.ops.recursion import Factors, filtered, moves, recursion, reference, scaled
 from vlhmm.ops.recursion.moves import LEAST_POSITIONS, LEAST_STATES
-from vlhmm.tables import convert
+from vlhmm.records import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
 

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from vlhmm.ops import recursion as op
 from vlhmm.ops.recursion import Factors, cutting, dense, product, recursion_by_kernels, reference
 from vlhmm.precision import Precision
-from vlhmm.tables import convert
+from vlhmm.records import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
 METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "library")

@@ -14,11 +14,12 @@ if not torch.cuda.is_available():
 
 pytest.importorskip("triton")
 
-from vlhmm.ops import token_emission
-from vlhmm.ops.token_emission import launch, on_cpu, reference
-from vlhmm.ops.token_emission import token_log_emission_by_kernels as log_emission_by_kernels
-from vlhmm.ops.token_emission import token_log_softmax_by_kernels as log_softmax_by_kernels
-from vlhmm.tables import Support, blocked_support, convert, dense_support
+from vlhmm.ops.emission import by_token as token_emission
+from vlhmm.ops.emission.by_token import launch, on_cpu, reference
+from vlhmm.ops.emission.by_token import token_log_emission_by_kernels as log_emission_by_kernels
+from vlhmm.ops.emission.by_token import token_log_softmax_by_kernels as log_softmax_by_kernels
+from vlhmm.records import convert
+from vlhmm.support import Support, blocked_support, dense_support
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both")
 DEVICES = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernels import DEVICES
 
-from vlhmm.ops.window_groups import reference, window_groups_by_kernel
+from vlhmm.ops.groups.of_window import reference, window_groups_by_kernel
 
 NUM_WORDS, NUM_GROUPS = 11, 4
 

@@ -7,7 +7,7 @@ import torch
 from kernels import DEVICES
 from torch import Tensor
 
-from vlhmm.ops.word_rows import launch, reference, word_rows, word_rows_by_kernels
+from vlhmm.ops.emission.word_rows import launch, reference, word_rows, word_rows_by_kernels
 
 
 @pytest.fixture(autouse=True)

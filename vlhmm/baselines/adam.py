@@ -17,8 +17,8 @@ from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.capture import captured
 from vlhmm.precision import float32_products
-from vlhmm.schedule import Plateau
-from vlhmm.step import EAGER_STEPS, part_of, restore_optimizer
+from vlhmm.training.schedule import Plateau
+from vlhmm.training.step import EAGER_STEPS, part_of, restore_optimizer
 
 
 class AdamStep:

@@ -17,7 +17,7 @@ from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.layers import State
 from vlhmm.capture import captured
 from vlhmm.precision import float32_products
-from vlhmm.step import part_of
+from vlhmm.training.step import part_of
 
 
 @dataclass

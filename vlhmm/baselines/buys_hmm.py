@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from vlhmm.baselines.layers import Scored, State, shifted, word_log_probs
 from vlhmm.baselines.settings import BuysHMMSettings
+from vlhmm.ops.emission.word_rows import word_rows
 from vlhmm.ops.recursion import Factors, recursion
-from vlhmm.ops.word_rows import word_rows
 from vlhmm.precision import Precision
 
 LEAST_SHARE: Final = 1e-18

@@ -22,9 +22,17 @@ from vlhmm.baselines.settings import AWDLSTMSettings, BaselineSettings, LSTMSett
 from vlhmm.baselines.windows import RandomLengthWindows, ShuffledWindows, WindowsInOrder
 from vlhmm.data import Corpus
 from vlhmm.evaluate import evaluate
-from vlhmm.run_folder import RunFolder
-from vlhmm.step import part_of
-from vlhmm.train import LOG_STEPS, SAVE_SECONDS, VALID_STREAMS, CheckEvent, StepEvent, require_hope, stop_signals
+from vlhmm.training.run_folder import RunFolder
+from vlhmm.training.step import part_of
+from vlhmm.training.trainer import (
+    LOG_STEPS,
+    SAVE_SECONDS,
+    VALID_STREAMS,
+    CheckEvent,
+    StepEvent,
+    require_hope,
+    stop_signals,
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class _InterruptedError(Exception):
     """Ctrl-C."""
 
 
-class _Commands(TyperGroup):
+class Commands(TyperGroup):
     """Hands on the two exceptions that typer would otherwise treat in its own way."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -64,7 +64,7 @@ def _root(
     """Very large hidden Markov language models, with exact inference."""
 
 
-def main() -> int:
+def main(commands: typer.Typer = app, prog_name: str = "vlhmm") -> int:
     """Runs the command that was typed; the exit status: 0, 2 for an error, 1 for training that diverged, 130 after Ctrl-C.
 
     `VLHMM_DEBUG=1` shows the traceback of an error.
@@ -74,7 +74,7 @@ def main() -> int:
             # A terminal without Unicode gets escapes, not a crash.
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = app(sys.argv[1:] or ["--help"], prog_name="vlhmm", standalone_mode=False)
+        status = commands(sys.argv[1:] or ["--help"], prog_name=prog_name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _InterruptedError:
         message("interrupted")
@@ -95,7 +95,7 @@ def _report(error: Exception) -> int:
         # typer's own: an unknown option, a missing argument.
         message("error: " + " ".join(error.format_message().split()))
         return 2
-    from vlhmm.train import DivergedError
+    from vlhmm.training.trainer import DivergedError
 
     if isinstance(error, DivergedError):
         message(f"error: {error}")

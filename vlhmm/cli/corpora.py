@@ -15,7 +15,7 @@ from vlhmm.cli.show import duration, facts, line, print_json, print_table, progr
 if TYPE_CHECKING:
     from vlhmm.cluster import Blocks
     from vlhmm.data import Corpus
-    from vlhmm.recipe import Recipe
+    from vlhmm.training.presets import Recipe
 
 SAMPLE_BLOCKS, SAMPLE_WORDS = 8, 8
 
@@ -143,8 +143,8 @@ def cluster(
     Writes a line `block TAB word TAB count` for every word.
     """
     from vlhmm.cluster import count_bigrams, mutual_information, word_counts
-    from vlhmm.recipe import BlockSettings, Recipe
-    from vlhmm.train_settings import TrainSettings
+    from vlhmm.training.presets import BlockSettings, Recipe
+    from vlhmm.training.settings import TrainSettings
 
     corpus = read_corpus(corpus_name, data_dir)
     if out is not None:

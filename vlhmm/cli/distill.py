@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from vlhmm.cli.distill_material import Material
-    from vlhmm.joint_phase import JointPhase
-    from vlhmm.recipe import Recipe
+    from vlhmm.training.joint_phase import JointPhase
+    from vlhmm.training.presets import Recipe
 
 PLAIN = "plain"
 """Where in a run folder the HMM lies that is trained without given states."""
@@ -119,7 +119,7 @@ def distill(
     Stopped at any time, the same command goes on where it was. Settings are those of `vlhmm train --preset distill`.
     """
     from vlhmm.cli.distill_material import Drawing, drawn_text, joint_phase, read_text
-    from vlhmm.distill import SAMPLES
+    from vlhmm.distillation.pipeline import SAMPLES
 
     chosen_device = choose_device(device)
     _quiet_without_terminal()

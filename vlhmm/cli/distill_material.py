@@ -15,18 +15,18 @@ from vlhmm.cli.run import training_steps
 from vlhmm.cli.show import message, progress_bar, short
 from vlhmm.data import Corpus, load_corpus
 from vlhmm.data.corpus import MANIFEST
-from vlhmm.decoder import DecoderTraining, TrainedDecoder, decoder_training
-from vlhmm.distill import drawing as draw
-from vlhmm.distill import fitting, fitting_lvd, held_out
+from vlhmm.distillation.decoder import DecoderTraining, TrainedDecoder, decoder_training
+from vlhmm.distillation.lvd import ClusterEvent, LVDPlan, StateClusters, VectorsEvent, VectorTeacher, vector_teacher
+from vlhmm.distillation.lvd.teachers import require_vocabulary, teacher_and_tokenizer
+from vlhmm.distillation.pipeline import drawing as draw
+from vlhmm.distillation.pipeline import fitting, fitting_lvd, held_out
+from vlhmm.distillation.teachers import load_teacher
+from vlhmm.distillation.teachers.samples import num_sampled
 from vlhmm.hmm import HMM
-from vlhmm.joint_phase import JointPhase
-from vlhmm.lvd import ClusterEvent, LVDPlan, StateClusters, VectorsEvent, VectorTeacher, vector_teacher
-from vlhmm.lvd.teachers import require_vocabulary, teacher_and_tokenizer
 from vlhmm.models import Model
-from vlhmm.recipe import Recipe
-from vlhmm.teacher import load_teacher
-from vlhmm.teacher.samples import num_sampled
-from vlhmm.train import CheckEvent, StepEvent
+from vlhmm.training.joint_phase import JointPhase
+from vlhmm.training.presets import Recipe
+from vlhmm.training.trainer import CheckEvent, StepEvent
 
 TEACHER = "teacher"
 """Where in a run folder a decoder that was trained for it lies."""

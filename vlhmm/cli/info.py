@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def info(folder: ModelDir, as_json: Json = False) -> None:
     """What a model is, how it was trained, some of its states."""
     from vlhmm.lm import load
-    from vlhmm.run_folder import read_log
+    from vlhmm.training.run_folder import read_log
 
     lm = load(folder)
     support, about = lm.model.support, lm.about

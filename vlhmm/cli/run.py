@@ -24,16 +24,16 @@ from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.windows import Epoch
-from vlhmm.em import EMSettings, em_training
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
-from vlhmm.experiments.provenance import device_name
-from vlhmm.joint_phase import JointPhase
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
-from vlhmm.recipe import Recipe
-from vlhmm.run_folder import RunFolder, read_log
+from vlhmm.provenance import device_name
 from vlhmm.settings import settings_from
-from vlhmm.train import CheckEvent, Event, StepEvent, Stopped, training
+from vlhmm.training.em import EMSettings, em_training
+from vlhmm.training.joint_phase import JointPhase
+from vlhmm.training.presets import Recipe
+from vlhmm.training.run_folder import RunFolder, read_log
+from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped, training
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from vlhmm.cluster import Blocks
     from vlhmm.data import Corpus
-    from vlhmm.em import EMSettings
     from vlhmm.models import Model
-    from vlhmm.recipe import Recipe
+    from vlhmm.training.em import EMSettings
+    from vlhmm.training.presets import Recipe
 
 DEFAULT_PRESET, EM_PRESET = "default", "scalar"
 
@@ -160,7 +160,7 @@ class Asked:
 
     def recipe(self) -> Recipe:
         """The preset, changed by the file, changed by --set and --seed."""
-        from vlhmm.recipe import Recipe, preset
+        from vlhmm.training.presets import Recipe, preset
 
         recipe = preset(self.preset or (EM_PRESET if self.by_em else DEFAULT_PRESET))
         if self.by_em and self.preset in (None, EM_PRESET):
@@ -174,8 +174,8 @@ class Asked:
 
     def em(self) -> EMSettings | None:
         """The settings of Baum-Welch, if that is the method."""
-        from vlhmm.em import EMSettings
         from vlhmm.settings import parse_setting, settings_from
+        from vlhmm.training.em import EMSettings
 
         if not self.by_em:
             return None
@@ -228,7 +228,7 @@ def _differences(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any
 def _em_names() -> set[str]:
     from dataclasses import fields
 
-    from vlhmm.em import EMSettings
+    from vlhmm.training.em import EMSettings
 
     return {item.name for item in fields(EMSettings)}
 
@@ -266,8 +266,8 @@ def _show_plan(
     from dataclasses import asdict
 
     from vlhmm.cli.run import estimated_bytes, training_steps
-    from vlhmm.em import em_steps
     from vlhmm.memory import available_bytes
+    from vlhmm.training.em import em_steps
 
     blocks = _sketch_blocks(recipe, corpus, blocks_file)
     model = recipe.make_model(corpus, blocks)

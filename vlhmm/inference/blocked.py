@@ -11,9 +11,10 @@ from torch import Tensor
 
 from vlhmm.inference.gather import Batch, Boundary, log_inits, log_previous, window_factors
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
+from vlhmm.ops.groups.of_window import window_groups
 from vlhmm.ops.recursion import recursion
-from vlhmm.ops.window_groups import window_groups
-from vlhmm.tables import Belief, BlockFactoredTransition, SoftmaxTransition, Tables, TableTransition, Transition
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 MOST_STATES = 1024
 """States of a block that the kernels take."""

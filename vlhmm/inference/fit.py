@@ -14,7 +14,9 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts, as_table, expected_counts
 from vlhmm.inference.score import score
 from vlhmm.ops.emission import normalize_over_words
-from vlhmm.tables import Support, Tables, TableTransition
+from vlhmm.support import Support
+from vlhmm.tables import Tables
+from vlhmm.transitions import TableTransition
 
 TOKENS_AT_ONCE = 1 << 14
 """Sequences are scored in batches of about this many tokens."""

@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.ops.emission.word_rows import word_rows
+from vlhmm.ops.groups.of_window import beginnings, window_groups
 from vlhmm.ops.recursion import Factors
 from vlhmm.ops.recursion.reference import safe_logsumexp
-from vlhmm.ops.window_groups import beginnings, window_groups
-from vlhmm.ops.word_rows import word_rows
-from vlhmm.tables import Belief, Support, Tables, TableTransition, Transition
+from vlhmm.support import Support
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import TableTransition, Transition
 
 CPU_WINDOW_BYTES = 1 << 28
 """What the factors and messages of one window may take, roughly. On a GPU: an eighth of its memory."""

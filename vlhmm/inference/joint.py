@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlhmm.inference.gather import Batch
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, Tables, TableTransition
+from vlhmm.support import Support
+from vlhmm.tables import Tables
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 TILE_BYTES = 1 << 28
 """What the target blocks of a block-factored transition may take at once."""

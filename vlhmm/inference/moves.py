@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.tables import Support, Tables
+from vlhmm.support import Support
+from vlhmm.tables import Tables
 
 MISSING: Final = -1
 ENDED: Final = -2

@@ -12,7 +12,8 @@ from vlhmm.inference.gather import Batch, default_window, window_factors, window
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import recursion
-from vlhmm.tables import Belief, Tables, TableTransition
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import TableTransition
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from vlhmm.inference.posterior import Counts, Posterior
 from vlhmm.inference.viterbi import Paths
 from vlhmm.memory import available_bytes
 from vlhmm.ops.checked_tokens import Checked, checked_tokens
+from vlhmm.ops.emission.word_rows import launch as word_rows
 from vlhmm.ops.max_product import dense as max_dense
 from vlhmm.ops.max_product.dense import Moves
 from vlhmm.ops.recursion import cutting, dense
 from vlhmm.ops.recursion.dense import DenseRun, Prepared, Text
 from vlhmm.ops.recursion.scaled import Gradient
-from vlhmm.ops.word_rows import launch as word_rows
 from vlhmm.tables import Tables
 
 MOST_GRAPHS = 8

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from vlhmm.inference.blocked import blocked_window, kernels_take
 from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, window_for, windows
 from vlhmm.ops.recursion import filtered, kernels_run, recursion
-from vlhmm.tables import Belief, Support, Tables
+from vlhmm.support import Support
+from vlhmm.tables import Belief, Tables
 
 
 @dataclass(frozen=True)

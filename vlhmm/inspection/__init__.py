@@ -30,7 +30,8 @@ from vlhmm.inspection.summary import (
     usage_by_block,
 )
 from vlhmm.lm import LanguageModel
-from vlhmm.tables import Belief, Support, Tables
+from vlhmm.support import Support
+from vlhmm.tables import Belief, Tables
 from vlhmm.text.answers import NamedState
 
 __all__ = ["Inspection", "Memory", "Progress", "StateUse", "inspect_text", "inspecting"]

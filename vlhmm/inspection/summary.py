@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlhmm.tables import Support
+from vlhmm.support import Support
 
 SHARES = (0.5, 0.9, 0.99)
 LINE_POSITIONS = (1, 2, 3, 5, 9, 17, 33)

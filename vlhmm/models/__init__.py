@@ -13,7 +13,7 @@ from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.model import Model, Window
 from vlhmm.models.settings import ModelSettings
 from vlhmm.models.transfer import body_settings, held_and_others, load_body, set_state_embeddings, set_word_embeddings
-from vlhmm.tables import Support, blocked_support
+from vlhmm.support import Support, blocked_support
 
 __all__ = [
     "Kept",

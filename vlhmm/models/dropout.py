@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vlhmm.ops.drawn_states import drawn_states
-from vlhmm.tables import Support
+from vlhmm.ops.state_rows.drawn import drawn_states
+from vlhmm.support import Support
 
 
 @dataclass(frozen=True)

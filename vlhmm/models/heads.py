@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from vlhmm.models.encoder import rows
 from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
+from vlhmm.ops.emission.by_token import token_log_emission, token_log_softmax
+from vlhmm.ops.emission.word_rows import word_rows
 from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
-from vlhmm.ops.token_emission import token_log_emission, token_log_softmax
-from vlhmm.ops.word_rows import word_rows
 from vlhmm.precision import Precision
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
+from vlhmm.support import Support
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 States = Int[Tensor, " n"] | None
 """Those asked for, or left; None: all."""

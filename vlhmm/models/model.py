@@ -29,15 +29,9 @@ from vlhmm.models.joint_encoder import JointEncoder
 from vlhmm.models.settings import ModelSettings
 from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
 from vlhmm.precision import Precision
-from vlhmm.tables import (
-    BlockFactoredTransition,
-    SoftmaxTransition,
-    Support,
-    Tables,
-    TableTransition,
-    Transition,
-    blocked_support,
-)
+from vlhmm.support import Support, blocked_support
+from vlhmm.tables import Tables
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 Window = Kept | LiveColumns | None
 """The states that a window uses: some of each block, all but with dead columns, or all."""

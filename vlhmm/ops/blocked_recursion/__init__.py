@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
 from vlhmm.ops.recursion import recursion
 from vlhmm.precision import Precision
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 if TYPE_CHECKING:
     from vlhmm.ops.blocked_recursion.launch import Cut

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
-from vlhmm.tables import BlockFactoredTransition, SoftmaxTransition, Support, TableTransition, Transition
+from vlhmm.support import Support
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 
 @dataclass(frozen=True)

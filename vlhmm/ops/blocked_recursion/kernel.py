@@ -31,8 +31,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.blocked_tiles.kernel import states_of
-from vlhmm.ops.recursion_factors.kernel import finite_or_zero
+from vlhmm.ops.blocked_recursion.tiles.kernel import states_of
+from vlhmm.ops.recursion.exponentials.kernel import finite_or_zero
 
 # `do_not_specialize`: another number of positions is no reason to compile anew.
 

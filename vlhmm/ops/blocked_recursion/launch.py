@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
-from vlhmm.ops.blocked_tiles import kernel as tiles_kernel
-from vlhmm.ops.group_order import group_order
+from vlhmm.ops.blocked_recursion.tiles import kernel as tiles_kernel
+from vlhmm.ops.groups.order import group_order
 from vlhmm.ops.rounding import logit_product
 from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.precision import Precision
-from vlhmm.tables import TableTransition
+from vlhmm.transitions import TableTransition
 
 LARGEST_STATES = 1024
 """The most states of a group: a row of a tile is held whole by one program."""

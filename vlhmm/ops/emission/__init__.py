@@ -13,7 +13,7 @@ from vlhmm.ops.emission.column import column_log_softmax
 from vlhmm.ops.emission.layout import WordLayout, word_layout
 from vlhmm.ops.emission.scattered import logits_of_all_pairs, scattered_log_softmax, scattered_logits
 from vlhmm.precision import Precision
-from vlhmm.tables import Support
+from vlhmm.support import Support
 
 __all__ = ["WordLayout", "emitting_states", "log_emission", "normalize_over_words", "word_layout"]
 

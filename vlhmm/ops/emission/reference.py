@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vlhmm.tables import Support
+from vlhmm.support import Support
 
 
 def log_emission(

@@ -19,7 +19,7 @@ from torch import Tensor
 from vlhmm.ops.recursion import reference, scaled
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.precision import Precision
-from vlhmm.tables import convert
+from vlhmm.records import convert
 
 __all__ = ["Factors", "filtered", "kernels_run", "recursion"]
 

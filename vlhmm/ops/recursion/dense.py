@@ -18,12 +18,12 @@ from torch import Tensor
 
 from vlhmm.ops.recursion import kernel
 from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, tiling_for
+from vlhmm.ops.recursion.ends import kernel as ends
+from vlhmm.ops.recursion.exponentials import kernel as factors_kernel
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.product import product
+from vlhmm.ops.recursion.resident import kernel as resident
 from vlhmm.ops.recursion.scaled import Gradient
-from vlhmm.ops.recursion_ends import kernel as ends
-from vlhmm.ops.recursion_factors import kernel as factors_kernel
-from vlhmm.ops.resident_recursion import kernel as resident
 from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.precision import Precision
 

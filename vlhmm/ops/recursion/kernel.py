@@ -15,7 +15,7 @@ B_t is Q_t over alpha_t, and r_t is Q_t over the probability with which a state 
 yet comes back makes them larger than float32 can hold. Such states, and they alone, are left out on the way back; their share of
 Q goes to the others as that difference.
 
-How factors are scaled, and emissions read, is in `ops.recursion_factors.kernel`.
+How factors are scaled, and emissions read, is in `ops.recursion.exponentials.kernel`.
 
 ROWS x COLUMNS is a program's tile, INNER the source states it takes at a time; the states are cut into `parts` tiles.
 Addresses are int64.
@@ -28,7 +28,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.recursion_factors.kernel import LIFT, LOG_LIFT, emission_weight, finite_or_zero
+from vlhmm.ops.recursion.exponentials.kernel import LIFT, LOG_LIFT, emission_weight, finite_or_zero
 from vlhmm.ops.rounding.kernel import nearest_tf32
 
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)

@@ -1,0 +1,1 @@
+"""Distillation: teachers, text sampled from them, latent variable distillation."""

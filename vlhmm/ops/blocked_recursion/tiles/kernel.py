@@ -1,0 +1,268 @@
+"""Every position's own part of the transition, made where the blocked recursion reads it; `blocked_recursion/launch.py` calls
+these kernels, and `blocked_recursion/kernel.py` says what the letters mean.
+
+    pack         features as operands
+    make_tiles   a program a tile      S = exp(out in^T), each row shifted or normalised, and the log weight of each row
+    accumulate   a program a stretch of positions  the gradient of the features: tile gradient times the other features
+
+Where the transition is a table, `cut_tiles` and `add_tiles` stand for these.
+
+K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64. `states` is the table
+of each group's states, None where group g holds g K, ..., g K + K - 1.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from vlhmm.ops.recursion.exponentials.kernel import finite_or_zero
+from vlhmm.ops.rounding.kernel import nearest_tf32
+
+# `do_not_specialize`: another number of positions is no reason to compile anew.
+
+
+@triton.jit
+@no_type_check
+def states_of(states, group, number, inside, K):
+    """The states of these numbers within a group."""
+    state = group * K + number
+    if states is not None:
+        state = tl.load(states + state, mask=inside, other=0).to(tl.int64)
+    return state
+
+
+@triton.jit
+@no_type_check
+def pack(features, packed, barrier, num_rows, H, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, ROWS: tl.constexpr):
+    """Features as operands: in the operands' type, zeros up to WIDTH; the barrier is -inf for rows with -inf in them.
+
+    Such a row can never be entered. Its features become 0, so that no product 0 times -inf is ever taken.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH_PAD)
+    here = (row < num_rows)[:, None]
+    value = tl.load(features + row[:, None] * H + column[None, :], mask=here & (column < H)[None, :], other=0.0)
+    value = value.to(tl.float32)
+    tl.store(barrier + row, tl.where(tl.min(value, axis=1) == float("-inf"), float("-inf"), 0.0), mask=row < num_rows)
+    value = tl.where(value == float("-inf"), 0.0, value)
+    at = packed + row[:, None] * WIDTH + column[None, :]
+    tl.store(at, value.to(packed.dtype.element_ty), mask=here & (column < WIDTH)[None, :])
+
+
+@triton.jit
+@no_type_check
+def make_tiles(
+    out,
+    into,
+    barrier,
+    row_term,
+    source_group,
+    target_group,
+    states,
+    tiles,
+    log_weight,
+    found_zero,
+    K,
+    M,
+    WIDTH: tl.constexpr,
+    BLOCK_FACTORED: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Rows of one tile S, and the log weight of each. A row stays whole: its normaliser needs all K columns."""
+    n = tl.program_id(0).to(tl.int64)
+    source = tl.load(source_group + n).to(tl.int64)
+    target = tl.load(target_group + n).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, K_PAD)
+    row_in, column_in = row < K, column < K
+    feature = tl.arange(0, BLOCK_H)
+    left_state, entered = states_of(states, source, row, row_in, K), states_of(states, target, column, column_in, K)
+    left_at = out + left_state[:, None] * WIDTH + feature[None, :]
+    right_at = into + entered[None, :] * WIDTH + feature[:, None]
+    logits = tl.zeros((ROWS, K_PAD), dtype=tl.float32)
+    for first in range(0, WIDTH, BLOCK_H):
+        left = tl.load(left_at + first, mask=row_in[:, None], other=0.0)
+        right = tl.load(right_at + first, mask=column_in[None, :], other=0.0)
+        logits = tl.dot(left, right, logits, input_precision=PRODUCT)
+    logits += tl.load(barrier + entered, mask=column_in, other=float("-inf"))[None, :]
+    peak = tl.max(logits, axis=1)
+    tile = tl.exp(logits - finite_or_zero(peak)[:, None])
+    if BLOCK_FACTORED:
+        total = tl.sum(tile, axis=1)
+        tile = tile / tl.where(total > 0, total, 1.0)[:, None]
+        weight = tl.load(row_term + left_state * M + target, mask=row_in, other=float("-inf"))
+    else:
+        log_normalizer = tl.load(row_term + left_state, mask=row_in, other=0.0)
+        weight = tl.where(peak == float("-inf"), float("-inf"), peak - log_normalizer)
+    smallest = tl.min(tl.min(tl.where(row_in[:, None] & column_in[None, :], tile, 1.0), axis=1), axis=0)
+    # Several programs may write it; all write the same.
+    tl.store(found_zero, 1, mask=smallest == 0.0)
+    tile = tl.where(row_in[:, None], tile, 0.0)
+    at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
+    tl.store(at, tile.to(tiles.dtype.element_ty))
+    tl.store(log_weight + n * K + row, weight, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def cut_tiles(
+    log_prob,
+    source_group,
+    target_group,
+    tiles,
+    log_weight,
+    found_zero,
+    K,
+    num_columns,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Rows of one tile S, and the log weight of each, from a table of log A."""
+    n = tl.program_id(0).to(tl.int64)
+    source = tl.load(source_group + n).to(tl.int64) * K
+    target = tl.load(target_group + n).to(tl.int64) * K
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, K_PAD)
+    row_in = row < K
+    inside = row_in[:, None] & (column < K)[None, :]
+    from_table = log_prob + (source + row)[:, None] * num_columns + (target + column)[None, :]
+    logits = tl.load(from_table, mask=inside, other=float("-inf"))
+    peak = tl.max(logits, axis=1)
+    tile = tl.exp(logits - finite_or_zero(peak)[:, None])
+    smallest = tl.min(tl.min(tl.where(inside, tile, 1.0), axis=1), axis=0)
+    tl.store(found_zero, 1, mask=smallest == 0.0)
+    at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
+    tl.store(at, tile.to(tiles.dtype.element_ty))
+    tl.store(log_weight + n * K + row, peak, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def add_tiles(
+    tiles,
+    sent,
+    ratio,
+    source_group,
+    target_group,
+    gradient,
+    K,
+    num_columns,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """gradient[states left, states entered] += sent S ratio: rows of the tile of one position."""
+    n = tl.program_id(0).to(tl.int64)
+    source = tl.load(source_group + n).to(tl.int64) * K
+    target = tl.load(target_group + n).to(tl.int64) * K
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, K_PAD)
+    row_in, column_in = row < K, column < K
+    tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]).to(tl.float32)
+    leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)
+    toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)
+    value = leaving[:, None] * tile * toward[None, :]
+    to = gradient + (source + row)[:, None] * num_columns + (target + column)[None, :]
+    tl.atomic_add(to, value, mask=row_in[:, None] & column_in[None, :] & (value != 0.0), sem="relaxed")
+
+
+@triton.jit
+@no_type_check
+def add_rows(total, gradient, states, group, row, feature, K, H):
+    """gradient[states of the group, features] += total."""
+    to = gradient + states_of(states, group, row, row < K, K)[:, None] * H + feature[None, :]
+    tl.atomic_add(to, total, mask=(row < K)[:, None] & (feature < H)[None, :], sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_positions", "stretch"])
+@no_type_check
+def accumulate(
+    tiles,
+    sent,
+    ratio,
+    mean,
+    order,
+    own_group,
+    other_group,
+    states,
+    features,
+    gradient,
+    num_positions,
+    stretch,
+    K,
+    H,
+    WIDTH,
+    BLOCK_FACTORED: tl.constexpr,
+    BY_TARGET: tl.constexpr,
+    PRECISION: tl.constexpr,
+    K_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    TWO: tl.constexpr,
+):
+    """gradient[own states] += dlogits features[other states], over positions in the order of their own group.
+
+    A program takes `stretch` positions and keeps the sum in registers as long as the group stays the same: however
+    frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
+    With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both.
+    """
+    PIECES: tl.constexpr = K_PAD // INNER
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    feature = tl.program_id(2) * (BLOCK_H * (2 if TWO else 1)) + tl.arange(0, BLOCK_H)
+    inner = tl.arange(0, INNER)
+    row_in = row < K
+    # From the end: groups that only sequences enter from come last, and where every position has another, programs take
+    # longest.
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * stretch
+    end = tl.minimum(first + stretch, num_positions)
+    group = tl.load(own_group + first).to(tl.int64)
+    total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
+    if TWO:
+        second = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
+    # One loop over positions and their pieces, so that the loads of all are pipelined alike.
+    for i in range(first * PIECES, end * PIECES):
+        p = i // PIECES
+        n = tl.load(order + p).to(tl.int64)
+        own = tl.load(own_group + p).to(tl.int64)
+        other = tl.load(other_group + p).to(tl.int64)
+        if own != group:
+            add_rows(total, gradient, states, group, row, feature, K, H)
+            total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
+            if TWO:
+                add_rows(second, gradient, states, group, row, feature + BLOCK_H, K, H)
+                second = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
+            group = own
+        column = (i % PIECES) * INNER + inner
+        column_in = column < K
+        # Rows are the states of the own group: entered if they are targets, else left.
+        if BY_TARGET:
+            tile = tl.load(tiles + n * K_PAD * K_PAD + column[None, :] * K_PAD + row[:, None])
+            toward = tl.load(ratio + n * K + row, mask=row_in, other=0.0)[:, None]
+            leaving = tl.load(sent + n * K + column, mask=column_in, other=0.0)[None, :]
+            if BLOCK_FACTORED:
+                toward = toward - tl.load(mean + n * K + column, mask=column_in, other=0.0)[None, :]
+        else:
+            tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :])
+            toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)[None, :]
+            leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)[:, None]
+            if BLOCK_FACTORED:
+                toward = toward - tl.load(mean + n * K + row, mask=row_in, other=0.0)[:, None]
+        d_logits = tile.to(tl.float32) * (leaving * toward)
+        other_states = states_of(states, other, column, column_in, K)
+        at = features + other_states[:, None] * WIDTH + feature[None, :]
+        operand = tl.load(at, mask=column_in[:, None] & (feature < WIDTH)[None, :], other=0.0)
+        d_logits = nearest_tf32(d_logits.to(operand.dtype), PRECISION)
+        total = tl.dot(d_logits, nearest_tf32(operand, PRECISION), total, input_precision=PRECISION)
+        if TWO:
+            at += BLOCK_H
+            operand = tl.load(at, mask=column_in[:, None] & (feature + BLOCK_H < WIDTH)[None, :], other=0.0)
+            second = tl.dot(d_logits, nearest_tf32(operand, PRECISION), second, input_precision=PRECISION)
+    add_rows(total, gradient, states, group, row, feature, K, H)
+    if TWO:
+        add_rows(second, gradient, states, group, row, feature + BLOCK_H, K, H)

@@ -1,0 +1,1 @@
+"""Groups of states along a window: which moves happen, and positions sorted by group."""

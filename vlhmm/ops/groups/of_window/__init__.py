@@ -1,0 +1,54 @@
+"""From which group to which each position of a window moves, and where states begin anew."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from vlhmm.ops.groups.of_window import reference
+from vlhmm.ops.groups.of_window.reference import WindowGroups, beginnings
+
+__all__ = ["WindowGroups", "beginnings", "window_groups", "window_groups_by_kernel"]
+
+
+def window_groups(
+    tokens: Int[Tensor, "B T"],
+    group_of_word: Int[Tensor, " X"],
+    reset_token: int | None = None,
+    past: Int[Tensor, " B"] | None = None,
+    first_entered: int | None = None,
+) -> WindowGroups:
+    """States begin anew after `reset_token`, and at position 0 where there is no `past` token.
+
+    At position 0 the source is the group of the past token, without one group 0; or, if asked for, group `first_entered` + b
+    for sequence b.
+    """
+    by = window_groups_by_kernel if _kernel_takes(tokens) else reference.window_groups
+    return by(tokens, group_of_word, reset_token, past, first_entered)
+
+
+def window_groups_by_kernel(
+    tokens: Int[Tensor, "B T"],
+    group_of_word: Int[Tensor, " X"],
+    reset_token: int | None,
+    past: Int[Tensor, " B"] | None,
+    first_entered: int | None,
+) -> WindowGroups:
+    """`window_groups` in one kernel; a word out of range, which nobody looks for, counts as of group 0."""
+    # Triton is needed here alone.
+    from vlhmm.ops.groups.of_window import launch
+
+    past = None if past is None else past.contiguous()
+    return launch.look_up(tokens.contiguous(), group_of_word.contiguous(), reset_token, past, first_entered)
+
+
+def _kernel_takes(tokens: Tensor) -> bool:
+    return (
+        tokens.is_cuda
+        and tokens.numel() > 0
+        and torch.cuda.get_device_capability(tokens.device) >= (8, 0)
+        and find_spec("triton") is not None
+    )

@@ -1,0 +1,37 @@
+"""Frozen records of tensors: moved, converted and asked about as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Record = TypeVar("Record")
+
+
+def mapped(record: Record, change: Callable[[Tensor], Tensor]) -> Record:
+    """The same record with each of its tensors changed."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        return mapped(value, change) if is_dataclass(value) else value
+
+    return replace(record, **{field.name: of(getattr(record, field.name)) for field in fields(record)})  # type: ignore[arg-type, type-var]
+
+
+def convert(record: Record, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Record:
+    """The same record with its tensors on `device`, the floating ones in `dtype`."""
+    return mapped(record, lambda tensor: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None))
+
+
+def requires_grad(record: Any) -> bool:
+    """Whether autograd would follow any tensor of the record."""
+    values = [getattr(record, field.name) for field in fields(record)]
+    return torch.is_grad_enabled() and any(
+        value.requires_grad if isinstance(value, Tensor) else is_dataclass(value) and requires_grad(value)
+        for value in values
+    )

@@ -1,7 +1,0 @@
-"""A language model as teacher: how it is found, text that it writes a token a step, samples of it kept as a corpus."""
-
-from vlhmm.teacher.decoding import Drawn
-from vlhmm.teacher.drawing import TextDrawer, draw_texts
-from vlhmm.teacher.model import Teacher, load_teacher, teacher_of
-
-__all__ = ["Drawn", "Teacher", "TextDrawer", "draw_texts", "load_teacher", "teacher_of"]

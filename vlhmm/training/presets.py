@@ -1,0 +1,227 @@
+"""Recipes: everything that decides a training run, in one record; presets are recipes with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+
+from vlhmm.cluster import Blocks, brown_clusters, one_block, one_word_per_block
+from vlhmm.data import Corpus
+from vlhmm.models import Model, ModelSettings, Reset, build, build_blocked
+from vlhmm.settings import nearest, parse_setting, settings_from
+from vlhmm.support import uniform_support
+from vlhmm.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    clustering: Literal["brown", "one", "cloned", "uniform"] = "brown"
+    """brown: Brown clusters; one: a single block, so a dense HMM; cloned: a block for every word; uniform: no blocks, each
+    word draws states_per_block of the num_blocks * states_per_block states (softmax transition, dropout by columns)."""
+    refine: bool = True
+    """brown: words are exchanged between blocks afterwards, as long as that makes neighbours tell more about each other."""
+    num_blocks: int = 128
+    """M, EOS's own block included. Read by brown and uniform."""
+    eos_block: Literal["own", "word", "last", "none"] = "own"
+    """Where EOS goes: a block of its own, clustered like a word, into the last block, or into the smallest one."""
+    reset: Reset = "carry"
+    """carry: states go on over EOS; eos: the word after EOS comes from the start distribution."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    blocks: BlockSettings = field(default_factory=BlockSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Recipe:
+        """From sections `blocks`, `model` and `train`, as in a TOML file."""
+        for section in values:
+            if section not in _SECTIONS:
+                raise ValueError(f"unknown section {section!r}; {nearest(section, _SECTIONS)}")
+        return cls(**{name: settings_from(kind, values.get(name, {})) for name, kind in _SECTIONS.items()})
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        return {name: asdict(getattr(self, name)) for name in _SECTIONS}
+
+    def with_changes(self, changes: Mapping[str, str]) -> Recipe:
+        """With settings as a person types them, `dim` = `128`; every name belongs to one section."""
+        values = self.to_dict()
+        section_of = {item.name: section for section, kind in _SECTIONS.items() for item in fields(kind)}
+        for name, text in changes.items():
+            if name not in section_of:
+                raise ValueError(f"unknown setting {name!r}; {nearest(name, section_of)}")
+            section = section_of[name]
+            values[section][name] = parse_setting(_SECTIONS[section], name, text)
+        return Recipe.from_dict(values)
+
+    def make_blocks(self, corpus: Corpus, progress: Callable[[int, int, str], None] | None = None) -> Blocks:
+        num_words, settings = corpus.tokenizer.vocab_size, self.blocks
+        match settings.clustering:
+            # Without blocks all words are in one; `make_model` then lets each draw its states.
+            case "one" | "uniform":
+                return one_block(num_words)
+            case "cloned":
+                return one_word_per_block(num_words)
+            case "brown":
+                return brown_clusters(
+                    corpus.train,
+                    settings.num_blocks,
+                    eos="none" if corpus.tokenizer.eos_id is None else settings.eos_block,
+                    eos_id=corpus.tokenizer.eos_id,
+                    vocab_size=num_words,
+                    refine=settings.refine,
+                    seed=self.train.seed,
+                    progress=progress,
+                )
+
+    def make_model(self, corpus: Corpus, blocks: Blocks) -> Model:
+        """The model before training: its weights depend on nothing but the seed."""
+        generator = torch.Generator().manual_seed(self.train.seed)
+        eos_id, reset = corpus.tokenizer.eos_id, self.blocks.reset
+        if self.blocks.clustering != "uniform":
+            return build_blocked(self.model, blocks, eos_id=eos_id, reset=reset, generator=generator)
+        states = self.model.states_per_block
+        support = uniform_support(corpus.tokenizer.vocab_size, self.blocks.num_blocks * states, states, generator)
+        return build(self.model, support, eos_id if reset == "eos" else None, generator)
+
+
+_SECTIONS: dict[str, type[Any]] = {"blocks": BlockSettings, "model": ModelSettings, "train": TrainSettings}
+
+
+_LEE2025_TRAINING = TrainSettings(
+    warmup=0.0512,
+    final_rate=0.1,
+    batch_size=200,
+    window=64,
+    windows="independent",
+    state_dropout=0.0,
+    beta2=0.95,
+    weight_decay=0.1,
+)
+"""Lee & Berg-Kirkpatrick, their Table 5."""
+
+
+def _lee2025(learning_rate: float, **model: Any) -> Recipe:
+    """`normal` is how their code begins; EOS is a token like any other there."""
+    settings = {
+        "states_per_block": 512,
+        "dim": 128,
+        "start": "left",
+        "emission_bias": False,
+        "initialisation": "normal",
+        "init_scale": 1.0,
+        **model,
+    }
+    return Recipe(
+        BlockSettings(clustering="one"),
+        settings_from(ModelSettings, settings),
+        replace(_LEE2025_TRAINING, learning_rate=learning_rate, epochs=1, seed=42),
+    )
+
+
+_LINEAR = {"parameterization": "linear", "embeddings": "split"}
+_LAYERS = {"parameterization": "neural", "network": "layers"}
+_FREE = {"a": {"transition": "table"}, "b": {"emission": "free"}, "pi": {"start": "free"}}
+"""Table 2: each matrix that is not factored."""
+
+
+def _factored(*matrices: str) -> Recipe:
+    """Ablation B with these matrices factored, the others free."""
+    free = [settings for matrix, settings in _FREE.items() if matrix not in matrices]
+    learning_rate = 0.1 if "a" in matrices else 0.4
+    return _lee2025(learning_rate, **_LINEAR, **{name: value for settings in free for name, value in settings.items()})
+
+
+PRESETS: dict[str, Recipe] = {
+    "demo": Recipe(
+        BlockSettings(num_blocks=64),
+        ModelSettings(states_per_block=64, dim=128, transition="block-factored", initialisation="paper"),
+        TrainSettings(
+            learning_rate=0.02, epochs=5, batch_size=32, window=32, ema=0.99, weight_decay=0.02, checks_per_epoch=2
+        ),
+    ),
+    "default": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(states_per_block=256, dim=256, transition="block-factored", initialisation="paper"),
+        TrainSettings(epochs=24, batch_size=32, window=64, ema=0.998, weight_decay=0.02),
+    ),
+    "scalar": Recipe(
+        BlockSettings(clustering="one", reset="eos"),
+        ModelSettings(parameterization="scalar", transition="table", states_per_block=512),
+        TrainSettings(learning_rate=0.1, state_dropout=0.0, batch_size=32, window=64),
+    ),
+    "linear": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(parameterization="linear", embeddings="split", states_per_block=128, transition="block-factored"),
+        TrainSettings(batch_size=32, window=64, ema=0.998),
+    ),
+    # Samples of a language model, dense: every token by any state, as a guide for that model needs it.
+    "distill": Recipe(
+        BlockSettings(clustering="one", reset="eos"),
+        ModelSettings(parameterization="linear", embeddings="split", states_per_block=512, dim=128),
+        # The rate: on 10.8 million tokens of SmolLM2 better after 4 epochs than 0.1 after 16, and than 0.005.
+        replace(_LEE2025_TRAINING, learning_rate=0.02, warmup=0.05, epochs=8, checks_per_epoch=1),
+    ),
+    # The paper's text.
+    "chiu2020-ptb": Recipe(
+        BlockSettings(refine=False, reset="eos"),
+        ModelSettings(target_network=True, initialisation="paper"),
+        TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=8),
+    ),
+    "chiu2020-wt2": Recipe(
+        BlockSettings(refine=False, reset="eos"),
+        ModelSettings(target_network=True, initialisation="paper"),
+        TrainSettings(learning_rate=1e-3, schedule="plateau", warmup=0.0, epochs=50, patience=8),
+    ),
+    # What their code did.
+    "chiu2020-ptb-code": Recipe(
+        BlockSettings(refine=False, reset="eos", eos_block="last"),
+        ModelSettings(),
+        TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=4),
+    ),
+    "chiu2020-wt2-code": Recipe(
+        BlockSettings(refine=False, reset="eos", eos_block="last"),
+        ModelSettings(),
+        TrainSettings(schedule="plateau", warmup=0.0, epochs=50, patience=4),
+    ),
+    # psi: a network for each role; iota: one for all. Rates: the best of a few on half a million tokens with 64 states, but
+    # for the scalar model that of the paper's Table 6; a long run is worth a search of its own.
+    "lee2025-scalar": _lee2025(0.4, parameterization="scalar", transition="table"),
+    "lee2025-psi-mlp": _lee2025(0.1, **_LAYERS),
+    "lee2025-iota-mlp": _lee2025(0.04, **_LAYERS, monolithic=True),
+    "lee2025-psi-trf": _lee2025(0.04, parameterization="transformer"),
+    "lee2025-iota-trf": _lee2025(0.04, parameterization="transformer", monolithic=True),
+    # One ReLU layer, the best of the paper's Table 3.
+    "lee2025-relu": _lee2025(0.04, **_LAYERS, layers=1, skip=False, layer_norm=False),
+    # Ablations A and B: products of embeddings, tied and split.
+    "lee2025-a": _lee2025(0.1, parameterization="linear"),
+    "lee2025-b": _lee2025(0.1, **_LINEAR),
+    # Table 2; its first row is lee2025-scalar, its last lee2025-b.
+    "lee2025-factored-a": _factored("a"),
+    "lee2025-factored-b": _factored("b"),
+    "lee2025-factored-pi": _factored("pi"),
+    "lee2025-factored-a-b": _factored("a", "b"),
+    "lee2025-factored-a-pi": _factored("a", "pi"),
+    "lee2025-factored-b-pi": _factored("b", "pi"),
+    "best-ptb": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
+        TrainSettings(epochs=12, batch_size=32, window=64, state_dropout=0.25, ema=0.998, weight_decay=0.3),
+    ),
+    "best-wt2": Recipe(
+        BlockSettings(num_blocks=128),
+        ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
+        TrainSettings(epochs=10, batch_size=32, window=64, state_dropout=0.5, ema=0.998, weight_decay=0.05),
+    ),
+}
+
+
+def preset(name: str) -> Recipe:
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}; {nearest(name, PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,319 @@
+"""One step of training: loss and gradients of a window, then the update; on a GPU two CUDA graphs. The loss is that of
+p(x), or of p(x, z) where states z are given.
+
+All that a step reads and writes lies in buffers of fixed size and place, so that the same code runs eagerly or as a captured
+graph. Gradients and update are separate: several processes can reduce their gradients in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.capture import captured
+from vlhmm.inference.gather import Batch, Boundary
+from vlhmm.inference.joint import path_log_probs
+from vlhmm.inference.score import can_be_captured, reads_positions, score
+from vlhmm.models import Kept, Model, Window, held_and_others
+from vlhmm.ops.clipping import clip_gradients
+from vlhmm.precision import network_products
+from vlhmm.tables import Belief
+from vlhmm.training.settings import TrainSettings
+
+EAGER_STEPS = 3
+"""Steps made before a graph is captured: they compile kernels and make the optimizer's state."""
+
+SMALL = 1 << 18
+"""Numbers of a tensor: with fewer a launch of its own costs more than moving them twice."""
+
+
+class Step:
+    """The model with everything that changes at every step."""
+
+    def __init__(self, model: Model, settings: TrainSettings) -> None:
+        self.model, self.settings = model, settings
+        device = model.group_of_word.device
+        on_gpu = device.type == "cuda"
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        held, others = list[torch.nn.Parameter](), self.parameters
+        if settings.freeze_embeddings > 0:
+            held, others = held_and_others(model, settings.frozen)
+        # A captured update reads its rate from memory, that of each group from a place of its own.
+        rates = [
+            torch.tensor(settings.learning_rate, device=device) if on_gpu else settings.learning_rate for _ in range(2)
+        ]
+        groups = [{"params": others, "lr": rates[0]}, {"params": held, "lr": rates[1]}]
+        self.optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=rates[0],
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+            capturable=on_gpu,
+        )
+        self.averaged = copy.deepcopy(model).requires_grad_(False) if settings.ema else model
+        self._average_weight = torch.ones((), device=device)
+        # Several processes would seed it alike: all must keep the same states.
+        self.generator = torch.Generator(device).manual_seed(settings.seed)
+        self._tokens = torch.zeros(settings.batch_size, settings.window, dtype=torch.int64, device=device)
+        self._lengths = torch.full((settings.batch_size,), settings.window, device=device)
+        self.loss = torch.zeros((), dtype=self.parameters[0].dtype, device=device)
+        """Of the last step, in nats per token."""
+        self.gradient_norm = torch.zeros((), device=device)
+        self.token_log_probs = self._zeros(settings.batch_size, settings.window)
+        self._token_cotangent = torch.full_like(self.token_log_probs, -1 / self.token_log_probs.numel())
+        """Of the loss."""
+        self.static_shapes = False
+        """Whether the last step can be captured in a graph: nothing of it waited for the device."""
+        self.count = 0
+        self._states: Tensor | None = None
+        """Given ones, while steps climb p(x, z): that of the last window's last token, then those of this window."""
+        self._kept: Tensor | None
+        self._belief: Belief
+        self._graphs: _Graphs | None = None
+        self._begin_dropout(settings.state_dropout)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=self.parameters[0].dtype, device=self.loss.device)
+
+    def _begin_dropout(self, dropout: float) -> None:
+        """Buffers for as many states as this dropout leaves."""
+        self.dropout, device = dropout, self.loss.device
+        first = self._draw(torch.Generator(device))
+        self._kept = first.states if isinstance(first, Kept) else None
+        states = self.model.support.states_per_word if self._kept is None else self._kept.shape[1]
+        size = self.settings.batch_size
+        self._belief = Belief(torch.zeros(size, dtype=torch.int64, device=device), self._zeros(size, states))
+        self._begin_graphs()
+
+    def _begin_graphs(self) -> None:
+        if self._graphs is not None:
+            # Their memory is given back while nothing runs in it. The whole device must not be waited for while another thread captures.
+            torch.cuda.current_stream().synchronize()
+        steady_is_fresh = self.settings.windows == "independent"
+        self._graphs = _Graphs(steady_is_fresh) if self.loss.is_cuda and self.settings.graphs else None
+
+    def set_dropout(self, dropout: float) -> None:
+        """Another part of the states is left out from now on; the next window has to begin afresh."""
+        if dropout != self.dropout:
+            self._begin_dropout(dropout)
+
+    def _draw(self, generator: torch.Generator, into: Tensor | None = None) -> Window:
+        if self.settings.dropout == "columns":
+            return self.model.columns_after_dropout(self.dropout, generator)
+        return self.model.kept_after_dropout(self.dropout, generator, into)
+
+    def __call__(
+        self,
+        tokens: Int[Tensor, "B T"],
+        rate: float,
+        fresh: bool,
+        *,
+        frozen: bool = False,
+        label: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief;
+        `frozen`: the embeddings of `settings.frozen` stay as they are; `label`: gives every token (B, T) its state, and the
+        step climbs log p(x, z) instead of log p(x)."""
+        # From memory that can be swapped out the copy would wait for the step before.
+        in_reach = tokens.pin_memory() if self._tokens.is_cuda and not tokens.is_cuda else tokens
+        self._tokens.copy_(in_reach, non_blocking=True)
+        if (label is None) != (self._states is None):
+            self._change_objective()
+        if label is not None and self._states is not None:
+            self._states[:, 0] = self._states[:, -1]
+            self._states[:, 1:] = label(self._tokens)
+        for number, group in enumerate(self.optimizer.param_groups):
+            # At rate 0 weight decay leaves them alone too.
+            group_rate = 0.0 if number == 1 and frozen else rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group_rate)
+            else:
+                group["lr"] = group_rate
+        if self.settings.ema:
+            # Early on the average is short, so that it does not remember the random start.
+            decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))
+            self._average_weight.fill_(1 - decay)
+        if self._graphs is not None:
+            self._graphs.replay(self, fresh)
+        else:
+            self.run_eagerly(fresh)
+        self.count += 1
+
+    def run_eagerly(self, fresh: bool) -> None:
+        with self.products():
+            self.make_gradients(fresh)
+            self.update()
+
+    def products(self) -> AbstractContextManager[None]:
+        """What the networks' products read, while they are launched or captured."""
+        return network_products(self.model.settings.precision, self.loss.device)
+
+    def _change_objective(self) -> None:
+        """From p(x) to p(x, z) or back; a graph holds one of them."""
+        size, window = self._tokens.shape
+        self._states = self._tokens.new_zeros(size, window + 1) if self._states is None else None
+        self._begin_graphs()
+
+    def make_gradients(self, fresh: bool) -> None:
+        """The gradient of minus log p(window | what came before) per token, into the parameters' `grad`."""
+        if self._states is not None:
+            self._climb(self._joint_log_probs(fresh, self._states))
+            # What p(x) goes on from: the last token, and nothing known of its state, which dropout may have left out.
+            self._belief.token.copy_(self._tokens[:, -1])
+            self._belief.log_probs.fill_(-math.log(self._belief.log_probs.shape[1]))
+            return
+        # Of the states kept for the last window only those that the beliefs speak of are left.
+        previous = None
+        if not fresh and self._kept is not None:
+            previous = Kept(self._kept[self.model.group_of_word[self._belief.token]])
+        window = self._draw(self.generator, self._kept)
+        # A window that goes on from a belief and never resets asks nothing of the start.
+        begins = fresh or self.model.reset_token is not None
+        batch = Batch(self._tokens, self._lengths, full=True)
+        # Of all states: with some left out it fits all the more.
+        alone = reads_positions(self.model.support, self.loss.dtype, batch)
+        tables, transition = self.model(previous, window, with_start=begins, tokens=self._tokens if alone else None)
+        boundary = None if transition is None else Boundary(transition)
+        belief = None if fresh else self._belief
+        self.static_shapes = can_be_captured(tables, batch)
+        scored = score(tables, batch, belief, boundary)
+        self._climb(scored.token_log_probs)
+        self._belief.token.copy_(scored.belief.token)
+        self._belief.log_probs.copy_(scored.belief.log_probs.detach())
+
+    def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
+        """log p(x_t, z_t | z_t-1). All states take part, whatever the dropout: a token's own must not be missing."""
+        self.static_shapes = True
+        tables = self.model.tables()
+        if fresh:
+            return path_log_probs(tables, Batch(self._tokens, self._lengths), states[:, 1:])
+        tokens = torch.cat([self._belief.token[:, None], self._tokens], dim=1)
+        return path_log_probs(tables, Batch(tokens, self._lengths + 1), states, first_given=True)[:, 1:]
+
+    def _climb(self, token_log_probs: Float[Tensor, "B T"]) -> None:
+        # A gradient that is not added to another needs neither zeros before nor a sum after.
+        self.optimizer.zero_grad(set_to_none=True)
+        # Not from the loss: that would be made of these numbers, and taken apart again.
+        token_log_probs.backward(self._token_cotangent)
+        unused = [parameter for parameter in self.parameters if parameter.grad is None]
+        sizes = [parameter.numel() for parameter in unused]
+        for parameter, zeros in zip(unused, self._zeros(sum(sizes)).split(sizes), strict=True):
+            parameter.grad = zeros.view_as(parameter)
+        self.token_log_probs.copy_(token_log_probs.detach())
+        torch.sum(self.token_log_probs, dim=(0, 1), out=self.loss).div_(-self._tokens.numel())
+
+    def update(self) -> None:
+        """The optimizer's step and the running average."""
+        norm = clip_gradients(self.parameters, self.settings.clip or math.inf)
+        self.gradient_norm.copy_(norm)
+        self.optimizer.step()
+        if self.settings.ema:
+            self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        pairs = list(zip(self.averaged.parameters(), self.model.parameters(), strict=True))
+        for average, parameter in pairs:
+            if parameter.numel() >= SMALL:
+                average.lerp_(parameter, self._average_weight)
+        small = [pair for pair in pairs if pair[0].numel() < SMALL]
+        if small:
+            # All of them in three launches.
+            averages: list[Tensor] = [average for average, _ in small]
+            current: list[Tensor] = [parameter for _, parameter in small]
+            moves = torch._foreach_sub(current, averages)
+            torch._foreach_mul_(moves, self._average_weight)
+            torch._foreach_add_(averages, moves)
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it as named tensors."""
+        tensors = {
+            "generator": self.generator.get_state(),
+            "belief.token": self._belief.token,
+            "belief.log_probs": self._belief.log_probs,
+        }
+        if self._kept is not None:
+            tensors["kept"] = self._kept
+        if self._states is not None:
+            tensors["states"] = self._states
+        for name, value in self.model.state_dict().items():
+            tensors[f"model.{name}"] = value
+        if self.settings.ema:
+            for name, value in self.averaged.state_dict().items():
+                tensors[f"averaged.{name}"] = value
+        for index, values in self.optimizer.state_dict()["state"].items():
+            for name, value in values.items():
+                tensors[f"optimizer.{index}.{name}"] = value
+        return tensors
+
+    def restore(self, tensors: dict[str, Tensor], count: int, dropout: float) -> None:
+        """What `state` gave, after `count` steps, the last of them with this dropout."""
+        self.count = count
+        self.set_dropout(dropout)
+        self.generator.set_state(tensors["generator"])
+        self._belief.token.copy_(tensors["belief.token"])
+        self._belief.log_probs.copy_(tensors["belief.log_probs"])
+        if self._kept is not None:
+            self._kept.copy_(tensors["kept"])
+        if "states" in tensors:
+            self._states = tensors["states"].to(self._tokens.device)
+        self.model.load_state_dict(part_of(tensors, "model."))
+        if self.settings.ema:
+            self.averaged.load_state_dict(part_of(tensors, "averaged."))
+        restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts back `<parameter>.<name>` of its state; the rates stay, in the tensors that a graph may read."""
+    state = optimizer.state_dict()
+    for name, value in tensors.items():
+        index, key = name.split(".")
+        state["state"].setdefault(int(index), {})[key] = value
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+class _Graphs:
+    """The steady step as two CUDA graphs, where its shapes allow. Windows that begin a stream anew, once an epoch, run
+    eagerly.
+
+    The step is given each time: two that hold each other would hold a GPU's memory until Python looks for cycles."""
+
+    def __init__(self, steady_is_fresh: bool) -> None:
+        self._steady_is_fresh = steady_is_fresh
+        self._eager_left = EAGER_STEPS
+        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self._grads: list[Tensor | None] = []
+
+    def replay(self, step: Step, fresh: bool) -> None:
+        if fresh != self._steady_is_fresh or self._eager_left > 0:
+            step.run_eagerly(fresh)
+            # As this step has found: a fresh window may be static where one that goes on from another is not.
+            self._eager_left -= fresh == self._steady_is_fresh and step.static_shapes
+            return
+        if self._graphs is None:
+            self._graphs = self._captured(step)
+            self._grads = [parameter.grad for parameter in step.parameters]
+        # An eager step has made gradients elsewhere.
+        for parameter, grad in zip(step.parameters, self._grads, strict=True):
+            parameter.grad = grad
+        for graph in self._graphs:
+            graph.replay()
+
+    def _captured(self, step: Step) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+        with step.products():
+            gradients = captured(lambda: step.make_gradients(self._steady_is_fresh), step.generator)
+            return gradients, captured(step.update)
