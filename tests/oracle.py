@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vlhmm.support import Support, blocked_support, cloned_support, dense_support
 from vlhmm.tables import Tables
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
+from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition
 
 
 class DenseCounts(NamedTuple):
@@ -175,7 +175,7 @@ class Kind:
 EVERY_KIND = [
     Kind(support, transition, reset, zeros)
     for support in ("dense", "blocked", "cloned", "uniform")
-    for transition in ("table", "softmax", "block-factored")
+    for transition in ("table", "softmax", "block-factored", "low-rank")
     for reset in (False, True)
     for zeros in (False, True)
     # Block-factored transitions need a partition; a softmax has no zeros to speak of.
@@ -228,6 +228,8 @@ def random_logits(kind: Kind, support: Support, random: np.random.Generator) -> 
     logits = {"start": draw(states, zeros=kind.zeros), "emission": draw(states, words)}
     if kind.transition == "table":
         logits["transition"] = draw(states, states, zeros=kind.zeros)
+    elif kind.transition == "low-rank":
+        logits |= {"to_class": draw(states, 2, zeros=kind.zeros), "from_class": draw(2, states, zeros=kind.zeros)}
     else:
         logits |= {"out": draw(states, width), "into": draw(states, width)}
     if kind.transition == "block-factored":
@@ -247,6 +249,9 @@ def assemble(kind: Kind, support: Support, logits: dict[str, Tensor]) -> Tables:
     elif kind.transition == "softmax":
         normalizer = (logits["out"] @ logits["into"].T).logsumexp(dim=1)
         transition = SoftmaxTransition(logits["out"], logits["into"], normalizer)
+    elif kind.transition == "low-rank":
+        to_class, from_class = logits["to_class"].log_softmax(dim=1), logits["from_class"].log_softmax(dim=1)
+        transition = LowRankTransition(to_class, from_class.T)
     else:
         transition = BlockFactoredTransition(logits["block"].log_softmax(dim=1), logits["out"], logits["into"])
     return Tables(
@@ -268,6 +273,8 @@ def dense_oracle(tables: Tables) -> Oracle:
             emission[state, word] = np.exp(tables.log_emission[word, k].item())
     if isinstance(transition, TableTransition):
         probs = np.exp(transition.log_prob.double().numpy())
+    elif isinstance(transition, LowRankTransition):
+        probs = np.exp(transition.log_out.double().numpy()) @ np.exp(transition.log_into.double().numpy()).T
     else:
         weights = np.exp(transition.out.double().numpy() @ transition.into.double().numpy().T)
         if isinstance(transition, SoftmaxTransition):

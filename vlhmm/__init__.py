@@ -1,4 +1,8 @@
-"""Very large hidden Markov language models, with exact inference throughout."""
+"""Very large hidden Markov language models, with exact inference throughout.
+
+The examples in the docstrings assume `import torch` and `import vlhmm`. Those that load "demo-model" load the folder that the
+example of `vlhmm.train` writes. Letters for axes: B batch, T time, Z states, X words, K states of a word.
+"""
 
 import os
 

@@ -81,25 +81,50 @@ class HMMScorer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model gives a text, and how that was counted."""
+    """The perplexity of a text, and what was counted.
+
+    Example:
+        >>> from vlhmm.data import Tokens
+        >>> lm = vlhmm.load("demo-model")
+        >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
+        >>> result = lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size))
+        >>> round(result.perplexity, 1), result.num_tokens, result.num_unknown
+        (1.5, 6, 0)
+    """
 
     perplexity: float
-    """exp of minus log_prob per token."""
+    """exp(-log_prob / num_tokens)."""
     log_prob: float
-    """Nats, of all scored tokens."""
+    """log p of all scored tokens, in nats."""
     num_tokens: int
+    """Number of scored tokens."""
     num_unknown: int
-    """Unknown words among the tokens; they are scored like any other."""
+    """Number of unknown words among the tokens; they are scored like all others."""
     word_perplexity: float | None
-    """exp of minus log_prob per white-space word of the source text, where that is known."""
+    """exp(-log_prob / number of words of the source text); None: not known."""
     bits_per_byte: float | None
+    """-log2 p / number of bytes of the source text; None: not known."""
     protocol: str
+    """What was scored and how, in words."""
 
     @property
     def unknown_rate(self) -> float:
+        """num_unknown / num_tokens."""
         return self.num_unknown / self.num_tokens
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all numbers as a dictionary, for JSON.
+
+        Returns:
+            The fields and `unknown_rate`.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> lm = vlhmm.load("demo-model")
+            >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
+            >>> sorted(lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size)).to_dict())[:3]
+            ['bits_per_byte', 'log_prob', 'num_tokens']
+        """
         return {**asdict(self), "unknown_rate": self.unknown_rate}
 
 

@@ -33,10 +33,30 @@ from vlhmm.training.checkpoint import load_model, save_model
 
 
 class LanguageModel:
-    """A tokenizer and an HMM over its tokens.
+    """A tokenizer and an HMM over its tokens: text in, text out.
 
-    Text begins after an EOS where the model's states are carried over EOS (and the tokenizer has one), else from the start
-    distribution: in both cases as a new line begins in training.
+    A text begins as a line does in training: after an EOS if the model carries its states over EOS, else from the start
+    distribution. The examples load "demo-model", the folder that the example of `vlhmm.train` writes.
+
+    Args:
+        model: The trained model.
+        tokenizer: The tokenizer of its training text.
+        about: How the model was made; it is saved with the model.
+
+    Attributes:
+        model: The trained model.
+        tokenizer: The tokenizer.
+        about: How the model was made.
+
+    Raises:
+        ValueError: Tokenizer and model have vocabularies of different size.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.hmm
+        HMM(48 states in 6 groups, 12 words, torch.float32, cpu)
+        >>> lm.next_tokens("the cat sees a", top=2)[0][0]
+        'bird'
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, about: Mapping[str, Any] | None = None) -> None:
@@ -51,7 +71,7 @@ class LanguageModel:
 
     @cached_property
     def hmm(self) -> HMM:
-        """The model's tables, made once. After further training make a new LanguageModel."""
+        """The HMM of the model, computed once; after further training make a new LanguageModel."""
         with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
             return HMM(self.model.tables().detach())
 
@@ -60,17 +80,85 @@ class LanguageModel:
         return StateWords(self.hmm.tables)
 
     def save(self, folder: str | Path) -> None:
+        """Write model, tokenizer and `about` to a folder, which `vlhmm.load` reads.
+
+        Args:
+            folder: The folder. It is made if it does not exist; a model that it holds is replaced.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> lm.save("copy")
+            >>> vlhmm.load("copy").score("the cat") == lm.score("the cat")
+            True
+        """
         save_model(Path(folder), self.model, self.tokenizer, self.about)
 
     def perplexity(self, tokens: Tokens) -> float:
-        """Per token, as one exact stream."""
+        """Compute exp(-log p(x) / number of tokens) of a text, as one exact stream.
+
+        Args:
+            tokens: The text as token ids.
+
+        Returns:
+            The perplexity per token, EOS included.
+
+        Raises:
+            ValueError: The text is empty, or has tokens outside the vocabulary.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> lm = vlhmm.load("demo-model")
+            >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
+            >>> round(lm.perplexity(Tokens.from_documents([ids], lm.tokenizer.vocab_size)), 1)
+            1.5
+        """
         return self.evaluate(tokens).perplexity
 
     def evaluate(self, tokens: Tokens, streams: int = 1) -> Evaluation:
+        """Compute perplexities of a text, and say what was counted.
+
+        Args:
+            tokens: The text as token ids.
+            streams: Parts that are scored side by side. More than one is faster and approximate: each part but the first begins with
+                128 tokens that are not scored.
+
+        Returns:
+            Perplexity, log-probability and counts.
+
+        Raises:
+            ValueError: The text is empty, or has tokens outside the vocabulary.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> lm = vlhmm.load("demo-model")
+            >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
+            >>> result = lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size))
+            >>> print(result.num_tokens, "tokens:", result.protocol)
+            6 tokens: every token scored, EOS and unknown words included; states drawn from the start distribution after token 1; one exact stream from one cold start
+        """
         return evaluate(HMMScorer(self.hmm.tables), tokens, self.tokenizer, streams=streams)
 
     def score(self, text: str, *, eos: bool = False) -> Score:
-        """log p of every token given those before it; `eos` scores the end of the line too."""
+        """Compute log p(token | all tokens before) of each token of a text.
+
+        Args:
+            text: The text.
+            eos: Score the EOS after the text too.
+
+        Returns:
+            The tokens with their log-probabilities, their sum and the perplexity.
+
+        Raises:
+            ValueError: The text has no tokens.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> score = lm.score("the dog sees a bird", eos=True)
+            >>> score.tokens[2].token, round(score.tokens[2].log_prob, 1)
+            ('sees', -0.4)
+            >>> round(score.log_prob, 1), round(score.perplexity, 1)
+            (-2.4, 1.5)
+        """
         ids = self._encode(text, eos)
         with torch.no_grad():
             log_probs = self.hmm.token_log_probs(ids, belief=self._opening)
@@ -78,7 +166,23 @@ class LanguageModel:
         return Score([TokenScore(name, value) for name, value in zip(names, log_probs[0].tolist(), strict=True)])
 
     def next_tokens(self, text: str = "", top: int = 10) -> list[tuple[str, float]]:
-        """The most likely next tokens after `text`, with their probabilities."""
+        """Return the most likely next tokens after `text`.
+
+        Args:
+            text: The text so far.
+            top: Number of tokens.
+
+        Returns:
+            Tokens with their probabilities, most likely first.
+
+        Raises:
+            ValueError: `top` is below 1.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> [(token, round(prob, 1)) for token, prob in lm.next_tokens("the cat sees a", top=2)]
+            [('bird', 0.6), ('fish', 0.4)]
+        """
         if top < 1:
             raise ValueError(f"top is {top}, but at least 1 token is needed")
         probs = self.hmm.next_token_probs(self._belief_after(text))[0]
@@ -89,7 +193,29 @@ class LanguageModel:
         ]
 
     def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]:
-        """For each token the states it most likely came from, given the whole text."""
+        """Compute the most likely states of each token, given the whole text.
+
+        Args:
+            text: The text.
+            top: Number of states of each token.
+
+        Returns:
+            Each token with its states, their probabilities and the entropy of p(state | text).
+
+        Raises:
+            ValueError: The text has no tokens.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> for token in lm.posterior("the cat sees a bird", top=1):
+            ...     state, prob = token.states[0]
+            ...     print(token.token, [word for word, _ in state.words[:2]])
+            the ['the']
+            cat ['cat', 'dog']
+            sees ['sees', 'hears']
+            a ['a']
+            bird ['bird', 'fish']
+        """
         ids = self._encode(text)
         posterior = self.hmm.posterior(ids, belief=self._opening)
         probs = posterior.probs[0]
@@ -114,7 +240,28 @@ class LanguageModel:
     def viterbi(self, text: str, k: int) -> list[BestPath]: ...
 
     def viterbi(self, text: str, k: int | None = None) -> BestPath | list[BestPath]:
-        """The most likely state path of `text`; with `k` the k most likely ones, best first, fewer where the text has fewer."""
+        """Find the most likely state path of a text, or the k most likely ones.
+
+        Args:
+            text: The text.
+            k: Number of paths; None: the best one alone, not in a list.
+
+        Returns:
+            The best path, or with `k` a list of paths, best first; fewer than `k` where the text has fewer.
+
+        Raises:
+            ImpossibleTextError: The text has probability zero.
+            ValueError: The text has no tokens, or `k` is not between 1 and 100.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> path = lm.viterbi("the cat sees a bird")
+            >>> path.tokens, len(path.states)
+            (['the', 'cat', 'sees', 'a', 'bird'], 5)
+            >>> first, second = lm.viterbi("the cat sees a bird", k=2)
+            >>> first.states == path.states, second.log_prob < first.log_prob
+            (True, True)
+        """
         ids = self._encode(text)
         found = self.hmm.viterbi(ids, k=1 if k is None else k, belief=self._opening)
         tokens = [self.tokenizer.token(token) for token in ids[0].tolist()]
@@ -126,7 +273,26 @@ class LanguageModel:
         return paths[0] if k is None else paths
 
     def explain(self, text: str, top: int = 3, neighbours: int = 1) -> Explanation:
-        """Each token's surprise and likeliest states, and the states before and after these, all given the whole text."""
+        """Compute surprisal, likely states and their neighbours for each token, given the whole text.
+
+        Args:
+            text: The text.
+            top: Number of states of each token.
+            neighbours: Number of states before and after each of these.
+
+        Returns:
+            The explanation of each token, and the entropy of the state path.
+
+        Raises:
+            ImpossibleTextError: The text has probability zero.
+            ValueError: The text has no tokens, or a number is below 1.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> explanation = lm.explain("the cat sees a bird", top=1)
+            >>> [(token.token, round(token.surprisal, 1)) for token in explanation.tokens]
+            [('the', 0.0), ('cat', 0.4), ('sees', 0.4), ('a', 0.0), ('bird', 0.5)]
+        """
         for name, value in (("top", top), ("neighbours", neighbours)):
             if value < 1:
                 raise ValueError(f"{name} is {value}, but at least 1 state is needed")
@@ -134,7 +300,21 @@ class LanguageModel:
         return explain(self.hmm, ids, self._opening, top, neighbours, self.tokenizer.token, self.name_state)
 
     def stream(self) -> TextStream:
-        """A text that is fed bit by bit. For many at once: `lm.hmm.stream(num, belief=lm.opening)`, fed with token ids."""
+        """Start a text that is fed piece by piece.
+
+        For many texts at once use `lm.hmm.stream(num, belief=lm.opening)`, which reads token ids.
+
+        Returns:
+            The stream.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> stream = lm.stream()
+            >>> [score.token for score in stream.feed("the cat ")]
+            ['the', 'cat']
+            >>> stream.next_tokens(1)[0][0]
+            'sees'
+        """
         return TextStream(self.hmm.stream(belief=self._opening), self.tokenizer)
 
     def infill(
@@ -148,11 +328,34 @@ class LanguageModel:
         exclude: Sequence[str] = (),
         generator: torch.Generator | None = None,
     ) -> Infilling:
-        """What may stand in the gaps of `text`, given all the rest; `num` samples and the `top` tokens of each position.
+        """Compute what may stand in the gaps of `text`, given the rest of it.
 
-        ___ is a gap of `gap[0]` to `gap[1]` tokens, ___{2} of two, ___{1,4} of one to four. Where the number of tokens is open,
-        each is equally likely beforehand, and afterwards as likely as p(text with so many tokens missing). EOS and the tokens
-        in `exclude` are never filled in; with `eos` the text ends after its last word.
+        `___` is a gap of `gap[0]` to `gap[1]` tokens, `___{2}` one of two, `___{1,4}` one of one to four. Where the number of tokens is
+        open, all numbers have the same prior probability. EOS is never filled in.
+
+        Args:
+            text: The text with its gaps.
+            num: Number of samples.
+            top: Number of tokens that are returned for each position.
+            gap: Smallest and largest number of tokens of a gap `___`.
+            eos: The text ends after its last word.
+            exclude: Tokens that are never filled in.
+            generator: Random numbers of the samples; None: the global generator of PyTorch.
+
+        Returns:
+            Probabilities of lengths and tokens, the best filling and `num` samples.
+
+        Raises:
+            ImpossibleTextError: The text has probability zero whatever is filled in.
+            ValueError: There is no gap, a gap cannot be read, or the gaps have more than 1,000 combinations of lengths.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> filled = lm.infill("the ___ hears a bird in ___ garden", eos=True, num=0)
+            >>> filled.best.text
+            'the cat hears a bird in the garden'
+            >>> [token for token, prob in filled.gaps[0].tokens[0][:2]]
+            ['cat', 'dog']
         """
         for name, value, least in (("num", num, 0), ("top", top, 1)):
             if value < least:
@@ -170,7 +373,24 @@ class LanguageModel:
         return infill_text(self.hmm, self.tokenizer, self._opening, ids, gaps, never, num, top, generator)
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
-        """A state with the words it emits most."""
+        """Return a state with the words that it emits most.
+
+        Args:
+            state: Number of the state.
+            top: Number of words.
+
+        Returns:
+            The state, its block and its words with p(word | state).
+
+        Raises:
+            ValueError: There is no such state.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> state = lm.viterbi("the cat sees a bird").states[2].state
+            >>> [word for word, prob in lm.name_state(state, top=2).words]
+            ['sees', 'hears']
+        """
         if not 0 <= state < self.hmm.num_states:
             raise ValueError(f"state is {state}, but must be between 0 and {self.hmm.num_states - 1}")
         words, log_probs = self._state_words.of(torch.tensor([state], device=self.hmm.tables.device))
@@ -192,10 +412,36 @@ class LanguageModel:
         constraint: Constraint | Automaton | None = None,
         generator: torch.Generator | None = None,
     ) -> list[str]:
-        """`num` continuations of `prompt`, prompt included, each up to EOS or `max_tokens` new tokens.
+        """Draw continuations of `prompt`, each up to EOS or `max_tokens` new tokens.
 
-        With a `constraint` on the new tokens, exact samples of p(continuation | constraint) at temperature 1; it holds at
-        any temperature, and with `top_k` or `top_p` too.
+        With a constraint and temperature 1, they are exact samples of p(continuation | prompt, constraint). The constraint holds at
+        any temperature, and with `top_k` or `top_p` too. It is on the new tokens, not on the prompt.
+
+        Args:
+            prompt: Where the text begins.
+            max_tokens: New tokens, at most.
+            num: Number of texts.
+            temperature: Log-probabilities are divided by it.
+            top_k: Draw among the `top_k` most likely next tokens; None: among all.
+            top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
+            constraint: What the new tokens must satisfy; None: nothing.
+            generator: Random numbers; None: the global generator of PyTorch.
+
+        Returns:
+            The texts, prompt included.
+
+        Raises:
+            ImpossibleConstraintError: No continuation satisfies the constraint.
+            ImpossibleTextError: The prompt has probability zero.
+            ValueError: A number is out of range.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> lm.generate("the dog", top_k=1)  # the most likely next token each time
+            ['the dog sees a bird']
+            >>> texts = lm.generate(num=20, constraint=vlhmm.contains("garden"), generator=torch.Generator().manual_seed(0))
+            >>> all("garden" in text for text in texts)
+            True
         """
         for name, value in (("max_tokens", max_tokens), ("num", num)):
             if value < 1:
@@ -225,7 +471,26 @@ class LanguageModel:
     def best_text(
         self, prompt: str = "", *, max_tokens: int = 50, constraint: Constraint | Automaton | None = None
     ) -> BestText:
-        """The continuation of `prompt` that is likeliest together with its states, up to EOS or `max_tokens` new tokens."""
+        """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
+
+        Args:
+            prompt: Where the text begins.
+            max_tokens: New tokens, at most; a text ends at EOS or there.
+            constraint: What the new tokens must satisfy; None: nothing.
+
+        Returns:
+            The text, prompt included, and its log p(x, z).
+
+        Raises:
+            ImpossibleConstraintError: No continuation satisfies the constraint.
+            ImpossibleTextError: The prompt has probability zero.
+            ValueError: `max_tokens` is below 1.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> lm.best_text("the dog", max_tokens=10, constraint=vlhmm.contains("garden")).text
+            'the dog sees a bird in the garden'
+        """
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
         best = self._controlled.best(constraint, max_tokens, self._possible_belief_after(prompt))
@@ -234,9 +499,26 @@ class LanguageModel:
     def constraint_probability(
         self, prefix: str, constraint: Constraint | Automaton, length: int, *, until_eos: bool = False
     ) -> float:
-        """P(the next `length` tokens after `prefix` satisfy `constraint`), EOS not among them.
+        """Compute P(the next `length` tokens after `prefix` satisfy the constraint).
 
-        With `until_eos`: P(EOS comes within `length` tokens, and what comes before it satisfies the constraint).
+        Args:
+            prefix: The text before.
+            constraint: The constraint, on the tokens after `prefix`.
+            length: Number of tokens.
+            until_eos: Compute P(EOS comes within `length` tokens, and the tokens before it satisfy the constraint) instead. Without
+                it EOS is none of the tokens.
+
+        Returns:
+            The probability.
+
+        Raises:
+            ImpossibleTextError: `prefix` has probability zero.
+            ValueError: `length` is below 1, or `until_eos` while the tokenizer has no EOS.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> round(lm.constraint_probability("the cat sees", vlhmm.contains("fish"), length=2), 1)
+            0.4
         """
         belief = self._possible_belief_after(prefix)
         return self._controlled.probability(constraint, length, belief, until_eos=until_eos)
@@ -263,7 +545,7 @@ class LanguageModel:
 
     @property
     def opening(self) -> Belief | None:
-        """What is believed before the first token of a text; None: its states begin from the start distribution."""
+        """The belief before the first token of a text; None: the text begins from the start distribution."""
         return self._opening
 
     @cached_property
@@ -289,6 +571,22 @@ class LanguageModel:
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageModel:
-    """The language model that `save` or a training run left in `folder`."""
+    """Load the language model that `LanguageModel.save` or a training run wrote.
+
+    Args:
+        folder: The folder.
+        device: Where the model is placed.
+
+    Returns:
+        The language model.
+
+    Raises:
+        ValueError: The folder holds no model, not all of it, or one of another format version.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")  # the folder that the example of `vlhmm.train` writes
+        >>> lm.tokenizer.vocab_size, lm.hmm.num_states
+        (12, 48)
+    """
     saved = load_model(folder, device)
     return LanguageModel(saved.model, saved.tokenizer, saved.config["about"])

@@ -35,3 +35,9 @@ def requires_grad(record: Any) -> bool:
         value.requires_grad if isinstance(value, Tensor) else is_dataclass(value) and requires_grad(value)
         for value in values
     )
+
+
+def named_tensors(record: Any) -> dict[str, Tensor]:
+    """The tensors of a record by the names of their fields."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -20,15 +20,43 @@ from vlhmm.validate import as_batch, as_integers, check_belief
 
 @dataclass(frozen=True)
 class NextTokens:
+    """The most likely next tokens of each stream.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> best = hmm.stream().next_tokens(top=2)
+        >>> best.tokens
+        tensor([[1, 0]])
+        >>> best.probs
+        tensor([[0.3600, 0.3400]])
+    """
+
     tokens: Int[Tensor, "N top"]
-    """The likeliest next tokens of each stream, best first."""
+    """Token ids, most likely first."""
     probs: Float[Tensor, "N top"]
+    """p(token | everything fed to the stream)."""
 
 
 class Stream:
-    """`num` texts at once, fed in pieces of any lengths.
+    """N texts that are fed a few tokens at a time, in constant memory.
 
-    What is fed has the probability it has in the whole text, however that was cut. Nothing but the last belief is kept.
+    A token has the probability that it has in the whole text, however the text is cut. Only the belief after the last token is kept.
+
+    Args:
+        tables: The parameters of the HMM.
+        num: Number of texts, N.
+        belief: Where they begin, as `HMM.filter` returned it, one row for all or one for each. None: the start distribution.
+
+    Raises:
+        ValueError: `num` is below 1, or the belief does not fit.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> stream = hmm.stream()
+        >>> stream.feed([0, 1]), stream.feed([2])
+        (tensor([[-1.0788, -1.0038]]), tensor([[-1.2338]]))
+        >>> hmm.token_log_probs([[0, 1, 2]])
+        tensor([[-1.0788, -1.0038, -1.2338]])
     """
 
     def __init__(self, tables: Tables, num: int = 1, belief: Belief | None = None) -> None:
@@ -53,23 +81,41 @@ class Stream:
 
     @property
     def num(self) -> int:
+        """Number of streams, N."""
         return self._log_prob.shape[0]
 
     @property
     def log_prob(self) -> Float[Tensor, " N"]:
-        """log p of all that was fed to each stream, in float64."""
+        """log p of everything fed to each stream, (N,), in float64."""
         return self._log_prob
 
     @property
     def num_tokens(self) -> Int[Tensor, " N"]:
-        """How many tokens were fed to each stream."""
+        """Number of tokens fed to each stream, (N,)."""
         return self._num_tokens
 
     @torch.no_grad()
     def feed(self, tokens: Any, lengths: Any = None) -> Float[Tensor, "N T"]:
-        """log p of each token given all that was fed before, 0 past the length.
+        """Feed tokens and return log p(token | everything fed before).
 
-        `tokens` is (N, T), or (T,) for a single stream; a stream whose length is 0 gets nothing.
+        Args:
+            tokens: Token ids (N, T), or (T,) for a single stream.
+            lengths: How many tokens of its row each stream reads (N,); 0: none. None: all T.
+
+        Returns:
+            Log-probabilities (N, T), 0 past the length.
+
+        Raises:
+            ValueError: A token id or a length is out of range, or the number of rows is not N.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> stream = hmm.stream(num=2)
+            >>> stream.feed([[0, 1], [2, 0]], lengths=[2, 1])
+            tensor([[-1.0788, -1.0038],
+                    [-1.2040,  0.0000]])
+            >>> stream.num_tokens
+            tensor([2, 1])
         """
         ids = as_integers(tokens, "tokens", self._tables.device)
         if self.num == 1 and ids.ndim == 1:
@@ -101,7 +147,18 @@ class Stream:
 
     @torch.no_grad()
     def next_token_probs(self) -> Float[Tensor, "N X"]:
-        """p(next token | all that was fed) over the vocabulary; 0 everywhere after an impossible text."""
+        """Compute p(next token | everything fed) over the vocabulary.
+
+        Returns:
+            Probabilities (N, X); all 0 for a stream that was fed an impossible text.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> stream = hmm.stream()
+            >>> _ = stream.feed([0, 1])
+            >>> stream.next_token_probs()
+            tensor([[0.3471, 0.3618, 0.2912]])
+        """
         probs = self._tables.log_emission.new_empty(self.num, self._tables.num_words)
         rows, fresh = self._begun.nonzero()[:, 0], (~self._begun).nonzero()[:, 0]
         if rows.numel():
@@ -112,7 +169,25 @@ class Stream:
         return probs
 
     def next_tokens(self, top: int = 10) -> NextTokens:
-        """The likeliest next tokens."""
+        """Return the most likely next tokens of each stream.
+
+        Args:
+            top: Number of tokens.
+
+        Returns:
+            Token ids and probabilities, most likely first.
+
+        Raises:
+            ImpossibleTextError: A stream was fed a text of probability zero.
+            ValueError: `top` is below 1.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> stream = hmm.stream()
+            >>> _ = stream.feed([2, 2])
+            >>> stream.next_tokens(top=2).tokens
+            tensor([[2, 1]])
+        """
         if top < 1:
             raise ValueError(f"top is {top}, but at least 1 token is needed")
         impossible = self._log_prob.isinf()
@@ -125,6 +200,18 @@ class Stream:
         return NextTokens(best.indices, best.values)
 
     def fork(self) -> Stream:
-        """A stream that has been fed the same and goes its own way."""
+        """Return an independent stream that has been fed the same tokens.
+
+        Returns:
+            The copy. Feeding one does not change the other.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> stream = hmm.stream()
+            >>> branch = stream.fork()
+            >>> _ = branch.feed([0, 1])
+            >>> stream.num_tokens, branch.num_tokens
+            (tensor([0]), tensor([2]))
+        """
         # Tensors are replaced, never written to: the copy may share them.
         return copy(self)

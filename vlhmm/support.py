@@ -14,42 +14,104 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Support:
-    """Which states can emit which word: word x only the K states `states_of_group[group_of_word[x]]`."""
+    """Which states can emit which word: word x only the K states `states_of_group[group_of_word[x]]`.
+
+    Words are in G groups, and each group has K states. `dense_support`, `blocked_support`, `cloned_support` and `uniform_support`
+    of `vlhmm.tables` make the usual ones.
+
+    Example:
+        >>> from vlhmm.tables import blocked_support
+        >>> support = blocked_support(torch.tensor([0, 0, 1]), num_blocks=2, states_per_block=4)
+        >>> support.num_states, support.num_groups, support.states_per_word
+        (8, 2, 4)
+        >>> support.states_of_group
+        tensor([[0, 1, 2, 3],
+                [4, 5, 6, 7]])
+    """
 
     group_of_word: Int[Tensor, " X"]
+    """The group of each word."""
     states_of_group: Int[Tensor, "G K"]
+    """The states of each group."""
     num_states: int
+    """Number of states, Z."""
     partition: bool
-    """Every state is in one group, and group g holds the states g K, ..., g K + K - 1."""
+    """Every state is in exactly one group, and group g has the states g K, ..., g K + K - 1."""
 
     @property
     def num_words(self) -> int:
+        """Size of the vocabulary, X."""
         return self.group_of_word.shape[0]
 
     @property
     def num_groups(self) -> int:
+        """Number of groups, G."""
         return self.states_of_group.shape[0]
 
     @property
     def states_per_word(self) -> int:
+        """Number of states that can emit a word, K."""
         return self.states_of_group.shape[1]
 
     @property
     def dense(self) -> bool:
-        """All states in their order in one group: each emits every word, and one tile moves between them."""
+        """Whether there is one group of all states, so that every state can emit every word."""
         return self.partition and self.num_groups == 1
 
     def states_of(self, words: Int[Tensor, ...]) -> Int[Tensor, "... K"]:
+        """Return the states that can emit each word.
+
+        Args:
+            words: Token ids of any shape.
+
+        Returns:
+            State numbers, of the shape of `words` with an axis K at the end.
+
+        Example:
+            >>> from vlhmm.tables import blocked_support
+            >>> support = blocked_support(torch.tensor([0, 0, 1]), num_blocks=2, states_per_block=4)
+            >>> support.states_of(torch.tensor([2, 0]))
+            tensor([[4, 5, 6, 7],
+                    [0, 1, 2, 3]])
+        """
         if self.num_groups == 1:
             return self.states_of_group[0].expand(*words.shape, -1)
         return self.states_of_group[self.group_of_word[words]]
 
     def blocks(self, per_state: Tensor) -> Tensor:
-        """(G, K, ...) from (Z, ...), of a partition."""
+        """View a tensor over states as one over groups and their states; the support must be a partition.
+
+        Args:
+            per_state: Tensor (Z, ...).
+
+        Returns:
+            The view (G, K, ...).
+
+        Example:
+            >>> from vlhmm.tables import blocked_support
+            >>> support = blocked_support(torch.tensor([0, 0, 1]), num_blocks=2, states_per_block=2)
+            >>> support.blocks(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+            tensor([[0.1000, 0.2000],
+                    [0.3000, 0.4000]])
+        """
         return per_state.view(self.num_groups, -1, *per_state.shape[1:])
 
     def rows(self, per_state: Tensor, groups: Int[Tensor, " U"]) -> Tensor:
-        """per_state[states of each group]: (U, K, ...) from (Z, ...)."""
+        """Select per_state[states of each group].
+
+        Args:
+            per_state: Tensor (Z, ...).
+            groups: Group numbers (U,).
+
+        Returns:
+            Tensor (U, K, ...).
+
+        Example:
+            >>> from vlhmm.tables import blocked_support
+            >>> support = blocked_support(torch.tensor([0, 0, 1]), num_blocks=2, states_per_block=2)
+            >>> support.rows(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([1]))
+            tensor([[0.3000, 0.4000]])
+        """
         if self.partition:
             # Whole blocks: one long copy a group, and a gradient that adds whole blocks.
             blocks = self.blocks(per_state)

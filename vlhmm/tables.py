@@ -14,11 +14,12 @@ from torch import Tensor
 from vlhmm.precision import Precision
 from vlhmm.records import convert, mapped
 from vlhmm.support import Support, blocked_support, cloned_support, dense_support, uniform_support
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
 
 __all__ = [
     "Belief",
     "BlockFactoredTransition",
+    "LowRankTransition",
     "SoftmaxTransition",
     "Support",
     "TableTransition",
@@ -33,60 +34,138 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Tables:
-    """One hidden Markov model: all that inference needs."""
+    """The parameters of one HMM: start, transition and emission, as log-probabilities.
+
+    Example:
+        >>> from vlhmm.tables import Tables, TableTransition, dense_support
+        >>> emission = torch.tensor([[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> transition = TableTransition(torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log())
+        >>> tables = Tables(dense_support(3, 2), torch.tensor([0.6, 0.4]).log(), transition, emission.T.log())
+        >>> vlhmm.HMM(tables)
+        HMM(2 states, 3 words, torch.float32, cpu)
+    """
 
     support: Support
+    """Which states can emit which word."""
     log_start: Float[Tensor, " Z"]
+    """log p(z_1)."""
     transition: Transition
+    """log p(z' | z), as a table or in factors."""
     log_emission: Float[Tensor, "rows K"]
-    """log p(x | z) for the K states z that can emit x: no cell is stored that cannot be used. A row for every word."""
+    """log p(x | z) for the K states z that can emit x, a row for every word; nothing is stored for the other states."""
     reset_token: int | None = None
-    """After this token the next state is drawn from the start distribution; None: states are carried over every token."""
+    """After this token the next state is drawn from the start distribution; None: never."""
     precision: Precision = "bf16"
+    """What matrix products on a GPU read: bf16, tf32 or highest (float32). A CPU computes in the dtype of the tables."""
     by_position: bool = False
-    """`log_emission` has a row for every position of the one text that the tables were made to score, instead of every word."""
+    """`log_emission` has a row for every position of the one batch that the tables were made to score, instead of every word."""
 
     @property
     def num_states(self) -> int:
+        """Number of states, Z."""
         return self.support.num_states
 
     @property
     def num_words(self) -> int:
+        """Size of the vocabulary, X."""
         return self.support.num_words
 
     def emissions_of(self, words: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
-        """log p(x | z) over the K states of each word."""
+        """Look up log p(x | z) over the K states that can emit each word.
+
+        Args:
+            words: Token ids (B, T).
+
+        Returns:
+            Log-probabilities (B, T, K).
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> hmm.tables.emissions_of(torch.tensor([[0, 2]])).exp()
+            tensor([[[0.5000, 0.1000],
+                     [0.1000, 0.6000]]])
+        """
         rows = self.log_emission.index_select(0, words.flatten())
         return rows.view(*words.shape, -1)
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the tables."""
         return self.log_emission.dtype
 
     @property
     def device(self) -> torch.device:
+        """The device of the tables."""
         return self.log_emission.device
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tables:
+        """Return a copy on another device or in another dtype.
+
+        Args:
+            device: The new device; None: unchanged.
+            dtype: The new dtype of floating-point tensors; None: unchanged.
+
+        Returns:
+            New tables.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> hmm.tables.to(dtype=torch.float64).dtype
+            torch.float64
+        """
         return convert(self, device, dtype)
 
     def detach(self) -> Tables:
-        """The same numbers, without a way back to the parameters they were made from."""
+        """Return the same numbers without their autograd history.
+
+        Returns:
+            Tables that require no gradient.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.scalar_hmm(vlhmm.Blocks(np.zeros(3, np.int64), 1), states_per_block=2)
+            >>> tables = model.tables()
+            >>> tables.log_start.requires_grad, tables.detach().log_start.requires_grad
+            (True, False)
+        """
         return mapped(self, Tensor.detach)
 
 
 @dataclass(frozen=True)
 class Belief:
-    """p(z_t | x_<=t) over the states that can emit the last token x_t: what the past says about the future."""
+    """p(z_t | x_<=t) over the K states that can emit the last token x_t: all that a query needs of the text before.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> belief = hmm.filter([[0, 1]]).belief
+        >>> belief.probs
+        tensor([[0.7255, 0.2745]])
+        >>> hmm.next_token_probs(belief)
+        tensor([[0.3471, 0.3618, 0.2912]])
+    """
 
     token: Int[Tensor, " B"]
+    """The last token x_t of each sequence."""
     log_probs: Float[Tensor, "B K"]
-    """All -inf where the past has probability zero."""
+    """log p(z_t | x_<=t); all -inf where the text before has probability zero."""
 
     def of(self, sequences: Int[Tensor, " R"] | list[int] | slice) -> Belief:
-        """That of these sequences alone."""
+        """Select the belief of some sequences.
+
+        Args:
+            sequences: Numbers of sequences, or a slice of them.
+
+        Returns:
+            The belief of these sequences.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> hmm.filter([[0, 1], [2, 2]]).belief.of([1]).probs
+            tensor([[0.1243, 0.8757]])
+        """
         return Belief(self.token[sequences], self.log_probs[sequences])
 
     @property
     def probs(self) -> Float[Tensor, "B K"]:
+        """p(z_t | x_<=t)."""
         return self.log_probs.exp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch
+from vlhmm.records import named_tensors
 from vlhmm.support import Support
 from vlhmm.tables import Belief, Tables
-from vlhmm.transitions import BlockFactoredTransition, TableTransition
 
 
 def as_integers(values: Any, name: str, device: torch.device | None = None) -> Int[Tensor, ...]:
@@ -245,12 +245,11 @@ def check_tables(tables: Tables) -> None:
             f"reset_token is {tables.reset_token}, but ids must be between 0 and {tables.num_words - 1}, or None for no reset"
         )
     parts = {"log_start": tables.log_start, "log_emission": tables.log_emission}
-    for field in fields(tables.transition):
-        part = getattr(tables.transition, field.name)
-        parts[f"transition.{field.name}"] = part
+    for name, part in named_tensors(tables.transition).items():
+        parts[f"transition.{name}"] = part
         if part.shape[0] != tables.num_states:
             raise ValueError(
-                f"transition.{field.name} has {part.shape[0]} rows, but there are {tables.num_states} states: a row a state is needed"
+                f"transition.{name} has {part.shape[0]} rows, but there are {tables.num_states} states: a row a state is needed"
             )
     for name, part in parts.items():
         check_dtype(part.dtype)
@@ -289,22 +288,10 @@ def _check_support(support: Support) -> None:
 
 def _check_transition(tables: Tables) -> None:
     transition, num_states = tables.transition, tables.num_states
-    if isinstance(transition, TableTransition):
-        _check_logs("transition", transition.log_prob)
-        if transition.log_prob.shape != (num_states, num_states):
-            raise ValueError(
-                f"transition has shape {tuple(transition.log_prob.shape)}, but there are {num_states} states"
-            )
-        _check_totals("transition", transition.log_prob.logsumexp(1).double().exp(), tables.dtype)
-        return
-    if isinstance(transition, BlockFactoredTransition):
-        if not tables.support.partition:
-            raise ValueError("a block-factored transition needs a partition of the states into blocks")
-        if transition.log_block.shape[1] != tables.support.num_groups:
-            raise ValueError(
-                f"the transition knows {transition.log_block.shape[1]} blocks, but the support has {tables.support.num_groups}"
-            )
-        _check_totals("transition between blocks", transition.log_block.double().exp().sum(1), tables.dtype)
+    transition.check_support(tables.support)
+    for name, log_probs in transition.distributions():
+        _check_logs(name, log_probs)
+        _check_totals(name, log_probs.logsumexp(1).double().exp(), tables.dtype)
     step = max(1, num_states // SAMPLED_ROWS)
     rows = torch.arange(0, num_states, step, device=tables.device)
     _check_totals("transition", transition.log_rows(rows).double().exp().sum(1), tables.dtype, rows)

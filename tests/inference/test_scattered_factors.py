@@ -92,8 +92,9 @@ def test_rows_of_a_boundary_come_back_to_those_they_were_split_from(transition: 
     batch = Batch(torch.randint(9, (2, 3), generator=generator), torch.tensor([3, 3]))
     joined = blocked_factors(tables, batch, belief, Boundary(entering)).transition
     apart = blocked_factors(tables, batch, belief, Boundary(mapped(entering, Tensor.clone))).transition
-    name = "log_prob" if transition == "table" else "out"
-    one, rows, copied = (getattr(made, name) for made in (joined, tables.transition, apart))
+    operands = tables.transition.operands()
+    assert operands is not None
+    one, rows, copied = (made.out for made in (joined, operands, apart))
     assert one.data_ptr() == rows.data_ptr() != copied.data_ptr()
     assert one.shape == (10, *rows.shape[1:])
     assert torch.equal(one, copied)

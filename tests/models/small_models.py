@@ -23,6 +23,8 @@ VARIANTS = {
     "linear, tied": ModelSettings("linear", transition="softmax", dim=3),
     "linear, factored": ModelSettings("linear", transition="block-factored", dim=6, embeddings="factored"),
     "linear block-factored": ModelSettings("linear", transition="block-factored", dim=5, embeddings="split"),
+    "neural low-rank": ModelSettings("neural", transition="low-rank", dim=4, rank=3, initialisation="paper"),
+    "linear low-rank": ModelSettings("linear", transition="low-rank", dim=3, rank=2, embeddings="split"),
     "scalar": ModelSettings("scalar", transition="table", init_scale=1.0),
     "layers": ModelSettings("neural", dim=4, network="layers", start="left", initialisation="normal"),
     "layers, monolithic": ModelSettings("neural", dim=4, network="layers", monolithic=True, emission_bias=False),
@@ -51,6 +53,9 @@ ANY_SUPPORT = [
     if settings.transition != "block-factored" and settings.embeddings != "factored"
 ]
 """Those that do not need a partition."""
+
+LOW_RANK = [name for name, settings in VARIANTS.items() if settings.transition == "low-rank"]
+"""Those whose rows are renormalised within classes, not as wholes, when states are dropped: see test_low_rank."""
 
 PARTITIONS = {
     "dense": dense_support(6, 5),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_models import ANY_SUPPORT, OVERLAPPING, PARTITIONS, VARIANTS, small_model
+from small_models import ANY_SUPPORT, LOW_RANK, OVERLAPPING, PARTITIONS, VARIANTS, small_model
 
 from vlhmm.cluster import random_blocks
 from vlhmm.hmm import HMM
@@ -78,7 +78,7 @@ def kept_columns(full: torch.Tensor, columns: torch.Tensor, variant: str) -> tor
     return (within / torch.where(total > 0, total, 1.0) * blocks.sum(2, keepdim=True)).flatten(1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in LOW_RANK])
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_dropping_states_renormalises_the_full_tables(variant, kind):
     model = small_model(variant, PARTITIONS[kind])

@@ -28,7 +28,7 @@ def test_unknown_key_is_refused_with_the_nearest_known():
     ("values", "message"),
     [
         ({"parameterization": "neurl"}, "did you mean 'neural'"),
-        ({"transition": "blocks"}, "transition is 'blocks'; .*known are: softmax, block-factored, table"),
+        ({"transition": "blocks"}, "transition is 'blocks'; .*known are: softmax, block-factored, low-rank, table"),
         ({"states_per_block": 0}, "states_per_block is 0, but must be at least 1"),
         ({"dim": -3}, "dim is -3"),
         ({"dim": 2.5}, "dim is 2.5, but must be of type int"),

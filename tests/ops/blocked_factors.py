@@ -1,7 +1,7 @@
 """Random factors of a blocked recursion, and what kernels make of them beside the specification; shared by its tests."""
 
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from vlhmm.ops.blocked_recursion import BlockedFactors, Precision, blocked_recursion_by_kernels, launch, reference
+from vlhmm.records import named_tensors
 from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 FACTORS = ("log_previous", "log_inits", "log_emission")
@@ -57,7 +58,7 @@ def random_factors(
         log_previous=normal(batch, states).log_softmax(1),
         log_inits=normal(2, states).log_softmax(1),
         init_of=integers(-4, 2, batch, positions).clamp(min=-1),
-        transition=transition,
+        transition=transition.operands(),
         source_group=source_group,
         target_group=integers(0, groups, batch, positions),
         log_emission=normal(batch, positions, states) - 3,
@@ -66,8 +67,7 @@ def random_factors(
 
 
 def leaves_of(factors: BlockedFactors) -> dict[str, Tensor]:
-    transition = {field.name: getattr(factors.transition, field.name) for field in fields(factors.transition)}
-    return {name: getattr(factors, name) for name in FACTORS} | transition
+    return {name: getattr(factors, name) for name in FACTORS} | named_tensors(factors.transition)
 
 
 def with_leaves(factors: BlockedFactors, leaves: dict[str, Tensor]) -> BlockedFactors:

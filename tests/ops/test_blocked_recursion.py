@@ -90,7 +90,7 @@ def test_one_group_at_every_position_is_summed_over_all(kind: type) -> None:
 
 def test_tiles_far_below_one_do_not_underflow() -> None:
     factors = random_factors(SoftmaxTransition, 6)
-    far = replace(factors.transition, log_normalizer=factors.transition.log_normalizer + 200)
+    far = replace(factors.transition, row_term=factors.transition.row_term + 200)
     far_factors = replace(factors, transition=far, log_emission=factors.log_emission - 300)
     check_kernels(far_factors, "highest")
     assert not blocked_recursion_by_kernels(moved_to(far_factors, DEVICE), "highest").suspect.any()
@@ -132,7 +132,7 @@ def test_states_that_cannot_be_entered_have_no_gradient() -> None:
     transition = factors.transition
     transition.out[:, -1] = 1
     transition.into[2::5, -1] = -torch.inf
-    transition = replace(transition, log_normalizer=(transition.out @ transition.into.T).logsumexp(1))
+    transition = replace(transition, row_term=(transition.out @ transition.into.T).logsumexp(1))
     factors = replace(factors, transition=transition, init_of=torch.full_like(factors.init_of, -1))
     found = results(
         lambda given: blocked_recursion_by_kernels(given, "highest"), moved_to(factors, DEVICE), cotangents_for(factors)
@@ -147,25 +147,25 @@ def test_states_that_cannot_be_entered_have_no_gradient() -> None:
 def test_impossible_moves_of_a_table_have_no_gradient() -> None:
     """Single cells, and a whole row into one group."""
     factors = random_factors(TableTransition, 9)
-    factors.transition.log_prob[:, 2::5] = -torch.inf
-    factors.transition.log_prob[3, 5:10] = -torch.inf
+    factors.transition.out[:, 2::5] = -torch.inf
+    factors.transition.out[3, 5:10] = -torch.inf
     factors = replace(factors, init_of=torch.full_like(factors.init_of, -1))
     cotangents = cotangents_for(factors)
     cotangents[1][:, 2] = 0
     found = results(lambda given: blocked_recursion_by_kernels(given, "highest"), moved_to(factors, DEVICE), cotangents)
     expected = results(reference.blocked_recursion, moved_to(factors, DEVICE, torch.float64), cotangents)
     assert_close(found, expected, "highest")
-    assert (found["log_prob"][:, 2::5] == 0).all()
-    assert (found["log_prob"][3, 5:10] == 0).all()
+    assert (found["out"][:, 2::5] == 0).all()
+    assert (found["out"][3, 5:10] == 0).all()
 
 
 def test_a_sequence_near_the_smallest_number_is_suspect() -> None:
     factors = random_factors(BlockFactoredTransition, 10, states=2, positions=3)
     lasting = torch.full((3, 3), -1)
     # The message is all but in state 0, of which the next word is all but impossible; the transition has zeros.
-    barred = factors.transition.log_block.index_fill(0, torch.arange(1, 10, 2), -torch.inf)
+    barred = factors.transition.row_term.index_fill(0, torch.arange(1, 10, 2), -torch.inf)
     factors.log_emission[1] = torch.tensor([[0.0, -80.0], [0.0, -80.0], [0.0, -80.0]])
-    transition = replace(factors.transition, log_block=barred)
+    transition = replace(factors.transition, row_term=barred)
     factors = replace(factors, init_of=lasting, transition=transition, lengths=torch.full((3,), 3))
     run = blocked_recursion_by_kernels(moved_to(factors, DEVICE), "highest")
     assert run.suspect.tolist() == [False, True, False]
@@ -175,8 +175,8 @@ def test_a_total_near_the_smallest_number_is_suspect_and_right() -> None:
     factors = random_factors(BlockFactoredTransition, 13, states=2, positions=1)
     # Sequence 1 is surely in state 0, which hardly ever moves to that block, while state 1 does.
     factors.log_previous[1] = torch.tensor([0.0, -torch.inf])
-    factors.transition.log_block[0::2] = -80
-    factors.transition.log_block[1::2] = 0
+    factors.transition.row_term[0::2] = -80
+    factors.transition.row_term[1::2] = 0
     factors = replace(factors, init_of=torch.full_like(factors.init_of, -1))
     run = blocked_recursion_by_kernels(moved_to(factors, DEVICE), "highest")
     assert run.suspect.tolist() == [False, True, False]
@@ -194,7 +194,7 @@ def test_a_state_that_all_but_fades_and_comes_back_makes_no_gradient_infinite() 
         log_previous=torch.tensor([[0.0, -300.0]]).repeat(2, 1),
         log_inits=torch.zeros(1, 2),
         init_of=torch.full((2, 16), -1),
-        transition=TableTransition(log_prob),
+        transition=TableTransition(log_prob).operands(),
         source_group=torch.zeros(2, 16, dtype=torch.int64),
         target_group=torch.zeros(2, 16, dtype=torch.int64),
         log_emission=log_emission,

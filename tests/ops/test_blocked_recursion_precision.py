@@ -112,8 +112,8 @@ def test_tf32_logits_are_as_good_as_float32(kind: type, shape: tuple[int, int, i
     out = (factors.transition.out * (shape[-1] ** 0.5 / 2)).float().double()
     into = factors.transition.into.float().double()
     transition = replace(factors.transition, out=out, into=into)
-    if isinstance(transition, SoftmaxTransition):
-        transition = replace(transition, log_normalizer=(out @ into.T).logsumexp(1))
+    if not transition.per_block:
+        transition = replace(transition, row_term=(out @ into.T).logsumexp(1))
     factors = replace(factors, transition=transition, init_of=torch.full_like(factors.init_of, -1))
     expected = reference.blocked_recursion(factors)[0].sum(1)
     run = blocked_recursion_by_kernels(moved_to(factors, DEVICE, torch.float32), "tf32")

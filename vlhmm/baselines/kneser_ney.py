@@ -31,23 +31,46 @@ BYTES_PER_TOKEN = 64
 
 @dataclass(frozen=True)
 class Discounts:
-    """What is taken from adjusted counts of 1, of 2, and of 3 or more."""
+    """The discounts of modified Kneser-Ney for one order.
+
+    Example:
+        >>> from vlhmm.data import Tokens
+        >>> text = Tokens.from_documents([[0, 1, 2], [1, 1, 2]], vocab_size=3)
+        >>> model = vlhmm.KneserNey.fit(text, num_words=3, eos_id=2, order=2, fallback=(0.5, 1.0, 1.5))
+        >>> model.discounts[0]
+        Discounts(amounts=(0.5, 1.0, 1.5), estimated=False)
+    """
 
     amounts: tuple[float, float, float]
+    """What is subtracted from adjusted counts of 1, of 2, and of 3 or more."""
     estimated: bool
-    """False where the fallback stands in."""
+    """Whether they were estimated from the text; False: they are the fallback."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KneserNey:
-    """p(x_t | the last n - 1 tokens of the same sentence), smoothed; a sentence begins with `<s>` and ends with EOS."""
+    """An interpolated modified Kneser-Ney n-gram model, p(x_t | the last n - 1 tokens of the same sentence).
+
+    It is estimated as `lmplz` of KenLM does, without pruning. A sentence begins with `<s>` and ends with EOS.
+
+    Example:
+        >>> lines = ["the cat sees a bird", "the dog sees a fish", "the cat hears a fish"]
+        >>> from vlhmm.data import Tokens, word_tokenizer
+        >>> tokenizer = word_tokenizer(" ".join(lines).split())
+        >>> text = Tokens.from_documents([[*tokenizer.encode(line), tokenizer.eos_id] for line in lines], tokenizer.vocab_size)
+        >>> fallback = (0.5, 1.0, 1.5)  # too little text to estimate the discounts
+        >>> vlhmm.KneserNey.fit(text, num_words=tokenizer.vocab_size, eos_id=tokenizer.eos_id, order=3, fallback=fallback)
+        KneserNey(3-gram, 10 words, 36 n-grams)
+    """
 
     orders: tuple[Ngrams, ...]
+    """The n-grams of each length, from 1 on."""
     num_words: int
+    """Size of the vocabulary, X."""
     eos_id: int | None
-    """After this token the context is `<s>` alone; None for one endless sentence."""
+    """After this token the context is `<s>` alone; None: the text is one sentence."""
     discounts: tuple[Discounts, ...] | None
-    """Of every order; None where the model was read from a file."""
+    """The discounts of each order; None for a model that was read from a file."""
 
     @classmethod
     def fit(
@@ -59,7 +82,27 @@ class KneserNey:
         order: int = 5,
         fallback: tuple[float, float, float] | None = None,
     ) -> KneserNey:
-        """The model of a text. Without a `fallback`, a text too small to estimate discounts is refused."""
+        """Estimate the model of a text.
+
+        Args:
+            tokens: The text.
+            num_words: Size of the vocabulary, X.
+            eos_id: The EOS token; None: the text is one sentence.
+            order: The longest n-grams, n.
+            fallback: Discounts for an order whose own cannot be estimated; None: such a text is refused.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: The text is too small to estimate discounts, a token id is out of range, or the counts do not fit in memory.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> text = Tokens.from_documents([[0, 1, 2], [1, 1, 2]], vocab_size=3)
+            >>> vlhmm.KneserNey.fit(text, num_words=3, eos_id=2, order=2, fallback=(0.5, 1.0, 1.5))
+            KneserNey(2-gram, 3 words, 9 n-grams)
+        """
         words = _checked(tokens, num_words, eos_id, order, fallback)
         counted = _count(words, num_words, eos_id, order)
         discounts = tuple(_discounts(grams, length, fallback) for length, grams in enumerate(counted, 1))
@@ -67,11 +110,46 @@ class KneserNey:
 
     @classmethod
     def load_arpa(cls, path: str | os.PathLike[str], tokenizer: Tokenizer) -> KneserNey:
-        """Reads an ARPA file, ours or another tool's, whose words are those of the tokenizer."""
+        """Read an ARPA file, written by vlhmm or by another tool.
+
+        Args:
+            path: The file.
+            tokenizer: The tokenizer whose words the file has.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: The file cannot be read, or has other words.
+
+        Example:
+            >>> from vlhmm.data import Tokens, word_tokenizer
+            >>> tokenizer = word_tokenizer(["the", "cat"], unk=False)
+            >>> text = Tokens.from_documents([[0, 1, 2], [1, 1, 2]], tokenizer.vocab_size)
+            >>> model = vlhmm.KneserNey.fit(text, num_words=3, eos_id=tokenizer.eos_id, order=2, fallback=(0.5, 1.0, 1.5))
+            >>> model.save_arpa("model.arpa", tokenizer)
+            >>> vlhmm.KneserNey.load_arpa("model.arpa", tokenizer)
+            KneserNey(2-gram, 3 words, 9 n-grams)
+        """
         return cls(read_arpa(Path(path), tokenizer), tokenizer.vocab_size, tokenizer.eos_id, None)
 
     def save_arpa(self, path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
-        """Writes an ARPA file, whole or not at all; `load_arpa` gives the same numbers to the last bit."""
+        """Write an ARPA file atomically; `load_arpa` reads the same numbers, bit for bit.
+
+        Args:
+            path: The file.
+            tokenizer: The tokenizer that made the text.
+
+        Raises:
+            ValueError: The tokenizer has another vocabulary or another EOS than the model.
+
+        Example:
+            >>> from vlhmm.data import Tokens, word_tokenizer
+            >>> tokenizer = word_tokenizer(["the", "cat"], unk=False)
+            >>> text = Tokens.from_documents([[0, 1, 2], [1, 1, 2]], tokenizer.vocab_size)
+            >>> model = vlhmm.KneserNey.fit(text, num_words=3, eos_id=tokenizer.eos_id, order=2, fallback=(0.5, 1.0, 1.5))
+            >>> model.save_arpa("model.arpa", tokenizer)
+        """
         if (tokenizer.vocab_size, tokenizer.eos_id) != (self.num_words, self.eos_id):
             raise ValueError(
                 f"the tokenizer has {tokenizer.vocab_size} tokens and EOS {tokenizer.eos_id}, the model {self.num_words} and "
@@ -84,22 +162,41 @@ class KneserNey:
 
     @property
     def order(self) -> int:
+        """The longest n-grams, n."""
         return len(self.orders)
 
     @property
     def num_parameters(self) -> int:
-        """N-grams of all lengths, `<s>` among them."""
+        """Number of n-grams of all lengths, `<s>` included."""
         return sum(map(len, self.orders))
 
     @property
     def protocol(self) -> str:
+        """How the contexts are formed, in words."""
         contexts = f"contexts of at most {self.order - 1} tokens"
         return contexts if self.eos_id is None else f"{contexts}, begun anew after token {self.eos_id}"
 
     def score_window(
         self, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], state: Ids | None
     ) -> tuple[Float[Tensor, "B T"], Ids]:
-        """log p(x_t | context), 0 past a length. The state is (B, order - 1): for each length the context's number."""
+        """Compute log p(x_t | context) of a window of tokens.
+
+        Args:
+            tokens: Token ids (B, T).
+            lengths: Length of each sequence (B,).
+            state: What the call for the window before returned; None: a sentence begins.
+
+        Returns:
+            Log-probabilities (B, T) in nats, 0 past the length, and the state (B, n - 1) for the next window.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> text = Tokens.from_documents([[0, 1, 2], [1, 1, 2]], vocab_size=3)
+            >>> model = vlhmm.KneserNey.fit(text, num_words=3, eos_id=2, order=2, fallback=(0.5, 1.0, 1.5))
+            >>> log_probs, state = model.score_window(torch.tensor([[0, 1, 2]]), torch.tensor([3]), None)
+            >>> log_probs
+            tensor([[-0.9589, -0.3102, -0.7621]], dtype=torch.float64)
+        """
         inside = (torch.arange(tokens.shape[1]) < lengths.cpu()[:, None]).numpy()
         words = np.where(inside, tokens.cpu().numpy(), 0).astype(np.int64)
         last = lengths.cpu().numpy()[:, None] - 1

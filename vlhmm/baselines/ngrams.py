@@ -16,32 +16,60 @@ NOWHERE = -1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ngrams:
-    """All n-grams of one length, and what a back-off model says of them. Their numbers are their places here.
+    """All n-grams of one length with their back-off parameters, in sorted arrays.
 
-    Words are 0..X-1, and X is `<s>`. The one context of length 0 has number 0, so 1-grams are keyed as the others are.
+    Words are 0 to X - 1, and X stands for `<s>`. The number of an n-gram is its index in the arrays. The context of length 0 has
+    number 0.
+
+    Example:
+        >>> from vlhmm.data import Tokens
+        >>> text = Tokens.from_documents([[0, 1, 2], [1, 1, 2]], vocab_size=3)
+        >>> model = vlhmm.KneserNey.fit(text, num_words=3, eos_id=2, order=2, fallback=(0.5, 1.0, 1.5))
+        >>> unigrams, bigrams = model.orders
+        >>> list(zip(bigrams.contexts.tolist(), bigrams.last_words.tolist()))
+        [(0, 1), (1, 1), (1, 2), (3, 0), (3, 1)]
     """
 
     num_words: int
+    """Size of the vocabulary, X."""
     keys: Ids
-    """(X + 1) times the number of the context, the first n - 1 words, plus the last word; rising."""
+    """(X + 1) times the number of the context, which is the first n - 1 words, plus the last word; ascending."""
     log10_prob: Values
-    """Of the last word given the context."""
+    """log10 p(last word | context)."""
     log10_backoff: Values
-    """Added where this n-gram, as a context, was never seen before the word in question."""
+    """log10 of the back-off weight of this n-gram as a context."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def contexts(self) -> Ids:
+        """The number of the context of each n-gram."""
         return self.keys // (self.num_words + 1)
 
     @property
     def last_words(self) -> Ids:
+        """The last word of each n-gram."""
         return self.keys % (self.num_words + 1)
 
     def find(self, contexts: Ids, words: Ids) -> Ids:
-        """The numbers of the n-grams `context word`, NOWHERE where there is none or the context itself is nowhere."""
+        """Look up n-grams by context and last word.
+
+        Args:
+            contexts: Numbers of the contexts, -1 for a context that does not exist.
+            words: Last words, of the same shape.
+
+        Returns:
+            Numbers of the n-grams, -1 where there is none.
+
+        Example:
+            >>> import numpy as np
+            >>> from vlhmm.data import Tokens
+            >>> text = Tokens.from_documents([[0, 1, 2], [1, 1, 2]], vocab_size=3)
+            >>> model = vlhmm.KneserNey.fit(text, num_words=3, eos_id=2, order=2, fallback=(0.5, 1.0, 1.5))
+            >>> model.orders[1].find(np.array([0, 0]), np.array([1, 2])).tolist()
+            [0, -1]
+        """
         if not len(self):
             return np.full(words.shape, NOWHERE)
         wanted = contexts * (self.num_words + 1) + words

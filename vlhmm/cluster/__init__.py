@@ -56,25 +56,35 @@ def brown_clusters(
     max_seconds: float | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Blocks:
-    """Blocks of words that make the blocks of adjacent words tell most about each other.
+    """Cluster words so that the mutual information of the blocks of adjacent words is large.
 
-    First Brown clustering, over a window for the frequent words, the others joining the best block; then exchange:
-    words change blocks, annealed from a temperature at which most are loose, and at the end only upwards. Blocks are
-    numbered by falling token count.
+    First Brown clustering (Brown et al. 1992): a window over the frequent words, then every other word joins the best block. Then
+    exchange: words change blocks by simulated annealing, at the end only where that raises the information. Blocks are numbered by
+    falling token count. On one machine the same seed gives the same blocks, unless `max_seconds` cuts the search short.
 
-    `num_blocks` counts every block. What `eos` does:
-    - own: EOS has the last block to itself, the other words share `num_blocks - 1`;
-    - word: EOS is a word like any other, with neighbours on both sides (the lines are read as one text);
-    - last: the words are clustered without EOS, from the bigrams within lines; EOS then joins the last block, which
-      has the fewest tokens;
-    - none: the same, and EOS is put where words that never occur are put: into the block of most words.
+    Args:
+        tokens: A split of a corpus, or an array of token ids.
+        num_blocks: Number of blocks, that of EOS included.
+        eos: What becomes of EOS. own: the last block holds it alone; word: it is clustered like a word, and the lines are read
+            as one text; last: the words are clustered without it, and it joins the last block; none: the words are clustered
+            without it, and it joins the block with the most words.
+        eos_id: The EOS token; None: the last token of a split. An array needs it for own and last.
+        vocab_size: Size of the vocabulary; None: the largest id plus 1.
+        refine: Do the exchange.
+        seed: Seed of the exchange.
+        max_seconds: Time limit of the exchange; None: no limit. Counting and Brown clustering come first and have no limit.
+        progress: Called with steps done, steps in all and a description.
 
-    Without `eos_id` it is the last token of a split; an array of ids has to say it. Without `vocab_size` the words are
-    those up to the largest id.
+    Returns:
+        The blocks, with their mutual information.
 
-    `information` is the figure in nats that was maximised, from the same bigrams. On one machine the same seed gives
-    the same blocks; with `max_seconds` a busy one cools faster, and its blocks may differ. The limit is for the
-    refinement: counting and Brown clustering come first and are not cut short.
+    Raises:
+        ValueError: There are fewer words than blocks, or a setting is out of range.
+
+    Example:
+        >>> text = [1, 3, 0, 2, 4, 0, 1, 4, 0, 2, 3, 0] * 5  # 0 is EOS; 1 and 2 are alike, and so are 3 and 4
+        >>> vlhmm.brown_clusters(text, 3, eos_id=0).block_of_word.tolist()
+        [2, 1, 1, 0, 0]
     """
     clock = Clock.start(max_seconds)
     ids = flat_ids(tokens)

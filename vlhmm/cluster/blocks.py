@@ -15,14 +15,23 @@ _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A partition of the vocabulary: word x is in block `block_of_word[x]`, and no block is empty."""
+    """A partition of the vocabulary into blocks: word x is in block `block_of_word[x]`, and no block is empty.
+
+    Example:
+        >>> import numpy as np
+        >>> blocks = vlhmm.Blocks(np.array([0, 0, 1, 1, 1]), num_blocks=2)
+        >>> blocks.vocab_size, blocks.words(1).tolist()
+        (5, [2, 3, 4])
+    """
 
     block_of_word: npt.NDArray[np.int64]
+    """The block of each word."""
     num_blocks: int
+    """Number of blocks."""
     information: float | None = None
-    """Mutual information of the blocks of adjacent words, in nats, where it was measured."""
+    """Mutual information of the blocks of adjacent words, in nats; None: not measured."""
     seconds: float | None = None
-    """Wall time it took to find these blocks."""
+    """Wall time of the clustering; None: not measured."""
 
     def __post_init__(self) -> None:
         ids = self.block_of_word
@@ -44,18 +53,51 @@ class Blocks:
 
     @property
     def vocab_size(self) -> int:
+        """Number of words, X."""
         return len(self.block_of_word)
 
     def words(self, block: int) -> npt.NDArray[np.int64]:
-        """The words of one block, ascending."""
+        """Return the words of one block.
+
+        Args:
+            block: Number of the block.
+
+        Returns:
+            Token ids, ascending.
+
+        Raises:
+            ValueError: There is no such block.
+
+        Example:
+            >>> import numpy as np
+            >>> vlhmm.Blocks(np.array([0, 0, 1, 1, 1]), num_blocks=2).words(0).tolist()
+            [0, 1]
+        """
         if not 0 <= block < self.num_blocks:
             raise ValueError(f"block {block} is outside 0..{self.num_blocks - 1}")
         return np.flatnonzero(self.block_of_word == block)
 
     def save(self, path: str | os.PathLike[str], tokens: Sequence[str], counts: npt.ArrayLike) -> None:
-        """Writes a line `block<TAB>word<TAB>count` per word: block by block, frequent words first.
+        """Write a line `block<TAB>word<TAB>count` for each word, atomically.
 
-        Backslash, tab and line ends inside a word are written as in Python.
+        Lines are sorted by block, then by falling count. Backslash, tab and line ends in a word are escaped as in Python.
+
+        Args:
+            path: The file.
+            tokens: Names of the words, in the order of their ids.
+            counts: How often each word occurs.
+
+        Raises:
+            ValueError: The number of names or counts is not that of the words, or two names are equal.
+
+        Example:
+            >>> import numpy as np
+            >>> from pathlib import Path
+            >>> vlhmm.Blocks(np.array([1, 0, 0]), num_blocks=2).save("blocks.tsv", ["the", "cat", "dog"], [9, 4, 5])
+            >>> print(Path("blocks.tsv").read_text().expandtabs(4), end="")
+            0   dog 5
+            0   cat 4
+            1   the 9
         """
         counts = np.asarray(counts)
         if len(tokens) != self.vocab_size or counts.shape != (self.vocab_size,):
@@ -77,7 +119,24 @@ class Blocks:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], tokens: Sequence[str]) -> "Blocks":
-        """Reads what `save` wrote; `tokens` are the names of the words in the order of their ids."""
+        """Read the blocks that `save` wrote.
+
+        Args:
+            path: The file.
+            tokens: Names of the words, in the order of their ids.
+
+        Returns:
+            The blocks.
+
+        Raises:
+            ValueError: A line cannot be read, or the words are not those of the vocabulary.
+
+        Example:
+            >>> import numpy as np
+            >>> vlhmm.Blocks(np.array([1, 0, 0]), num_blocks=2).save("blocks.tsv", ["the", "cat", "dog"], [9, 4, 5])
+            >>> vlhmm.Blocks.load("blocks.tsv", ["the", "cat", "dog"]).block_of_word.tolist()
+            [1, 0, 0]
+        """
         id_of = _ids_of(tokens)
         block_of_word = np.full(len(tokens), -1, np.int64)
         try:

@@ -17,32 +17,62 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Automaton:
-    """A deterministic, complete automaton over token ids; tokens that no state tells apart share a class.
+    """A deterministic, complete finite automaton over token ids; all tensors are on the CPU.
 
-    All tensors are on the CPU. The edges that leave a state are its distinct next states, each with the classes that
-    lead there: never more than C, however many tokens there are.
+    Tokens that no state distinguishes share a class, so the table has C columns and not one for every token.
+
+    Example:
+        >>> from vlhmm.control import Automaton
+        >>> classes, table = torch.tensor([0, 1, 1]), torch.tensor([[1, 0], [1, 1]])
+        >>> contains_0 = Automaton(classes, table, start=0, accepting=torch.tensor([False, True]))
+        >>> contains_0.accepts([1, 0, 2]), contains_0.accepts([1, 2])
+        (True, False)
     """
 
     class_of_token: Int[Tensor, " X"]
+    """The class of each token."""
     next_state: Int[Tensor, "S C"]
-    """Where a state goes on reading a token of a class."""
+    """The state after a state has read a token of a class."""
     start: int
+    """The initial state."""
     accepting: Bool[Tensor, " S"]
+    """Whether a text may stop in each state."""
 
     @property
     def num_states(self) -> int:
+        """Number of states of the automaton, S."""
         return self.next_state.shape[0]
 
     @property
     def num_classes(self) -> int:
+        """Number of classes of tokens, C."""
         return self.next_state.shape[1]
 
     @property
     def num_tokens(self) -> int:
+        """Size of the vocabulary, X."""
         return self.class_of_token.shape[0]
 
     def run(self, tokens: Iterable[SupportsIndex], state: int | None = None) -> int:
-        """The state after reading `tokens`, from `state` or from the start."""
+        """Return the state after reading `tokens`.
+
+        Args:
+            tokens: Token ids.
+            state: Where to begin; None: the initial state.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: A token id is out of range.
+
+        Example:
+            >>> from vlhmm.control import Automaton
+            >>> classes, table = torch.tensor([0, 1, 1]), torch.tensor([[1, 0], [1, 1]])
+            >>> contains_0 = Automaton(classes, table, start=0, accepting=torch.tensor([False, True]))
+            >>> contains_0.run([1, 2]), contains_0.run([1, 0])
+            (0, 1)
+        """
         class_of_token, next_state = self.class_of_token.numpy(), self.next_state.numpy()
         current = self.start if state is None else state
         for token in map(operator.index, tokens):
@@ -55,10 +85,39 @@ class Automaton:
         return current
 
     def accepts(self, tokens: Iterable[SupportsIndex]) -> bool:
+        """Return whether the sequence of tokens is accepted.
+
+        Args:
+            tokens: Token ids.
+
+        Returns:
+            Whether the state after the last token accepts.
+
+        Raises:
+            ValueError: A token id is out of range.
+
+        Example:
+            >>> from vlhmm.control import Automaton
+            >>> classes, table = torch.tensor([0, 1, 1]), torch.tensor([[1, 0], [1, 1]])
+            >>> contains_0 = Automaton(classes, table, start=0, accepting=torch.tensor([False, True]))
+            >>> contains_0.accepts([2, 0])
+            True
+        """
         return bool(self.accepting[self.run(tokens)])
 
     def shortest(self) -> Float[Tensor, " S"]:
-        """The least number of tokens that lead from each state to an accepting one; infinity where none do."""
+        """Compute the smallest number of tokens from each state to an accepting one.
+
+        Returns:
+            Numbers of tokens (S,), infinity where no accepting state can be reached.
+
+        Example:
+            >>> from vlhmm.control import Automaton
+            >>> classes, table = torch.tensor([0, 1, 1]), torch.tensor([[1, 0], [1, 1]])
+            >>> contains_0 = Automaton(classes, table, start=0, accepting=torch.tensor([False, True]))
+            >>> contains_0.shortest()
+            tensor([1., 0.])
+        """
         distance = torch.where(self.accepting, 0.0, torch.inf)
         next_state = self.next_state[:, self.class_of_token.unique()]
         while True:
@@ -69,14 +128,31 @@ class Automaton:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sequence of tokens at all is accepted."""
+        """Whether no sequence of tokens is accepted."""
         return bool(self.shortest()[self.start].isinf())
 
     def ending_at(self, eos_id: int, *, required: bool) -> Automaton:
-        """The automaton of texts that end at EOS, which has a class of its own.
+        """Return the automaton of texts that end at EOS, which gets a class of its own.
 
-        EOS leads from a state that accepts to a new, absorbing state "ended well", else to a dead one. If `required`,
-        only "ended well" accepts; else the text may also be cut off in a state that accepts.
+        From a state that accepts, EOS leads to a new, absorbing state that accepts; from any other, to a dead one.
+
+        Args:
+            eos_id: The EOS token.
+            required: Only texts that end at EOS are accepted. Without it a text may also be cut off in a state that accepts.
+
+        Returns:
+            A new automaton.
+
+        Raises:
+            ValueError: `eos_id` is not in the vocabulary.
+
+        Example:
+            >>> from vlhmm.control import Automaton
+            >>> classes, table = torch.tensor([0, 1, 1]), torch.tensor([[1, 0], [1, 1]])
+            >>> contains_0 = Automaton(classes, table, start=0, accepting=torch.tensor([False, True]))
+            >>> ended = contains_0.ending_at(2, required=True)
+            >>> ended.accepts([1, 0]), ended.accepts([1, 0, 2])
+            (False, True)
         """
         if not 0 <= eos_id < self.num_tokens:
             raise ValueError(

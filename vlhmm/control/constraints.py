@@ -26,7 +26,20 @@ MAX_COUNT: Final = 4_096
 
 
 class Constraint(ABC):
-    """A set of texts. Frozen and hashable; `repr` is how one writes it."""
+    """A set of texts; `&`, `|` and `~` combine constraints.
+
+    Constraints are immutable and hashable. `repr` shows the calls that make one. The functions `contains`, `contains_all`,
+    `contains_any`, `in_order`, `excludes`, `starts_with`, `ends_with`, `words`, `length` and `regex` make them.
+
+    Example:
+        >>> constraint = vlhmm.contains("garden") & ~vlhmm.starts_with("the")
+        >>> constraint
+        contains('garden') & ~starts_with('the')
+        >>> lm = vlhmm.load("demo-model")
+        >>> automaton = constraint.compile(lm.tokenizer)
+        >>> automaton.accepts(lm.tokenizer.encode("a bird in the garden"))
+        True
+    """
 
     def __and__(self, other: Constraint) -> Constraint:
         return all_of([self, other])
@@ -38,28 +51,76 @@ class Constraint(ABC):
         return Not(self)
 
     def parts(self) -> tuple[Constraint, ...]:
-        """The constraints that must all hold; one for everything but a conjunction."""
+        """Return the constraints that must all hold.
+
+        Returns:
+            The operands of a conjunction; for any other constraint, itself alone.
+
+        Example:
+            >>> (vlhmm.contains("garden") & vlhmm.words(5, 8)).parts()
+            (contains('garden'), words(5, 8))
+        """
         return (self,)
 
     def compile(self, tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts) -> Automaton:
-        """The minimal automaton of the token sequences whose text is in the set.
+        """Compile to the minimal automaton of the token sequences whose text is in the set.
 
-        Tokens without text (EOS, padding, special symbols) lead to a dead state: `Automaton.ending_at` is how a text ends.
+        A token without text (EOS, padding, special symbols) leads to a dead state. `Automaton.ending_at` adds EOS.
+
+        Args:
+            tokenizer: A `vlhmm.Tokenizer`, a tokenizer of transformers, or the texts of the tokens.
+
+        Returns:
+            The automaton over token ids.
+
+        Raises:
+            ValueError: The texts of the tokens cannot be read from this kind of tokenizer.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> automaton = vlhmm.contains("in the garden").compile(lm.tokenizer)
+            >>> automaton.num_states, automaton.num_tokens
+            (5, 12)
         """
         texts = TokenTexts.of(tokenizer)
         return texts.text_only(self.over_tokens(texts))
 
     @property
     def about_tokens(self) -> bool:
-        """Whether the tokens matter, and not the text alone."""
+        """Whether the constraint counts tokens, so that the text alone does not decide it."""
         return False
 
     @abstractmethod
     def over_bytes(self) -> Automaton:
-        """The automaton over the text's bytes, for a constraint that is not about tokens."""
+        """Compile to an automaton over the UTF-8 bytes of the text.
+
+        Returns:
+            The automaton; its symbols are the bytes 0 to 255.
+
+        Raises:
+            ValueError: The constraint counts tokens.
+
+        Example:
+            >>> vlhmm.contains("cat").over_bytes().accepts(b"the cat sees a bird")
+            True
+        """
 
     def over_tokens(self, texts: TokenTexts) -> Automaton:
-        """The automaton over tokens; a token without text adds none to it."""
+        """Compile to an automaton over tokens in which a token without text changes nothing.
+
+        Args:
+            texts: The texts of the tokens, `TokenTexts.of(tokenizer)`.
+
+        Returns:
+            The automaton over token ids.
+
+        Example:
+            >>> from vlhmm.control import TokenTexts
+            >>> lm = vlhmm.load("demo-model")
+            >>> automaton = vlhmm.length(2, 3).over_tokens(TokenTexts.of(lm.tokenizer))
+            >>> [automaton.accepts(lm.tokenizer.encode(text)) for text in ("the", "the cat", "the cat sees a bird")]
+            [False, True, False]
+        """
         return texts.lift(self.over_bytes())
 
 
@@ -252,55 +313,217 @@ def any_of(constraints: Iterable[Constraint]) -> Constraint:
 
 
 def contains(phrase: str, *, whole_words: bool = True, ignore_case: bool = False) -> Constraint:
-    """The phrase occurs, as whole words; with `whole_words=False` inside words too ("loss" in "glossary")."""
+    """Require that the phrase occurs.
+
+    Args:
+        phrase: The phrase.
+        whole_words: It must not be a part of longer words. Without it "loss" also occurs in "glossary".
+        ignore_case: Upper and lower case are equal.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: The phrase is empty.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> round(lm.constraint_probability("the cat", vlhmm.contains("garden"), length=9, until_eos=True), 1)
+        0.4
+    """
     return Phrases((phrase,), whole_words, ignore_case)
 
 
 def contains_all(*phrases: str, whole_words: bool = True, ignore_case: bool = False) -> Constraint:
-    """Every phrase occurs, in any order; they may overlap."""
+    """Require that every phrase occurs, in any order; they may overlap.
+
+    Args:
+        *phrases: The phrases.
+        whole_words: They must not be parts of longer words.
+        ignore_case: Upper and lower case are equal.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: There is no phrase, or one is empty.
+
+    Example:
+        >>> vlhmm.contains_all("garden", "cat")
+        contains('garden') & contains('cat')
+    """
     return all_of(Phrases((phrase,), whole_words, ignore_case) for phrase in phrases)
 
 
 def contains_any(*phrases: str, whole_words: bool = True, ignore_case: bool = False) -> Constraint:
-    """At least one of the phrases occurs."""
+    """Require that at least one of the phrases occurs.
+
+    Args:
+        *phrases: The phrases.
+        whole_words: They must not be parts of longer words.
+        ignore_case: Upper and lower case are equal.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: There is no phrase, or one is empty.
+
+    Example:
+        >>> vlhmm.contains_any("bird", "fish")
+        contains('bird') | contains('fish')
+    """
     return any_of(Phrases((phrase,), whole_words, ignore_case) for phrase in phrases)
 
 
 def in_order(*phrases: str, whole_words: bool = True, ignore_case: bool = False) -> Constraint:
-    """The phrases occur one after the other, without overlap."""
+    """Require that the phrases occur in this order, without overlap.
+
+    Args:
+        *phrases: The phrases.
+        whole_words: They must not be parts of longer words.
+        ignore_case: Upper and lower case are equal.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: There is no phrase, or one is empty.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.best_text(constraint=vlhmm.in_order("dog", "fish", "garden"), max_tokens=10).text
+        'the dog sees a fish in the garden'
+    """
     return Phrases(phrases, whole_words, ignore_case)
 
 
 def excludes(*phrases: str, whole_words: bool = True, ignore_case: bool = False) -> Constraint:
-    """None of the phrases occurs."""
+    """Require that none of the phrases occurs.
+
+    Args:
+        *phrases: The phrases.
+        whole_words: An occurrence inside a longer word is allowed.
+        ignore_case: Upper and lower case are equal.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: There is no phrase, or one is empty.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.best_text("the", constraint=vlhmm.excludes("cat", "bird"), max_tokens=10).text
+        'the dog sees a fish'
+    """
     return all_of(Not(Phrases((phrase,), whole_words, ignore_case)) for phrase in phrases)
 
 
 def starts_with(phrase: str, *, whole_words: bool = True, ignore_case: bool = False) -> Constraint:
-    """The text begins with the phrase, white space aside."""
+    """Require that the text starts with the phrase; white space before it is ignored.
+
+    Args:
+        phrase: The phrase.
+        whole_words: It must not be a part of a longer word.
+        ignore_case: Upper and lower case are equal.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: The phrase is empty, or has white space at its ends.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.best_text(constraint=vlhmm.starts_with("the dog"), max_tokens=10).text
+        'the dog sees a bird'
+    """
     return Phrases((phrase,), whole_words, ignore_case, at_start=True)
 
 
 def ends_with(phrase: str, *, whole_words: bool = True, ignore_case: bool = False) -> Constraint:
-    """The text ends with the phrase, white space aside."""
+    """Require that the text ends with the phrase; white space after it is ignored.
+
+    Args:
+        phrase: The phrase.
+        whole_words: It must not be a part of a longer word.
+        ignore_case: Upper and lower case are equal.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: The phrase is empty, or has white space at its ends.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.best_text(constraint=vlhmm.ends_with("a fish"), max_tokens=10).text
+        'the cat sees a fish'
+    """
     return Phrases((phrase,), whole_words, ignore_case, at_end=True)
 
 
 def words(at_least: int, at_most: int | None = None) -> Constraint:
-    """The text has so many words, which white space separates; no upper limit where None."""
+    """Require that the text has between `at_least` and `at_most` words, separated by white space.
+
+    Args:
+        at_least: Smallest number of words.
+        at_most: Largest number of words; None: no limit.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: The range is empty, or a number is above 4,096.
+
+    Example:
+        >>> vlhmm.words(5, 8)
+        words(5, 8)
+    """
     return Words(at_least, at_most)
 
 
 def length(at_least: int, at_most: int | None = None) -> Constraint:
-    """The text has so many tokens, EOS not counted; no upper limit where None."""
+    """Require that the text has between `at_least` and `at_most` tokens, EOS not counted.
+
+    Args:
+        at_least: Smallest number of tokens.
+        at_most: Largest number of tokens; None: no limit.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: The range is empty, or a number is above 4,096.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.best_text(constraint=vlhmm.length(8, 8), max_tokens=10).text
+        'the cat sees a bird in the garden'
+    """
     return Length(at_least, at_most)
 
 
 def regex(pattern: str) -> Constraint:
-    """Python's `re.fullmatch(pattern, text.strip())`.
+    r"""Require that `re.fullmatch(pattern, text.strip())` of Python matches.
 
-    No look-around, no references, no word boundaries. `\\w` and `\\d` are those of all Unicode; over subwords that
-    can spell single bytes, `(?a)` makes them ASCII and the automaton many times smaller.
+    `\w` and `\d` are those of all Unicode. Over subwords that can spell single bytes, `(?a)` makes them ASCII and the automaton
+    many times smaller.
+
+    Args:
+        pattern: A pattern without look-around, back-references and word boundaries.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: The pattern is no regular expression, or uses what is not supported.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.best_text(constraint=vlhmm.regex("the (dog|bird) .* fish"), max_tokens=10).text
+        'the dog sees a fish'
     """
     return Regex(pattern)
 

@@ -70,14 +70,39 @@ class _Rows:
 
 
 class Guide:
-    """A `LogitsProcessor` for `generate` of Hugging Face transformers: greedy, sampling or beam search.
+    """A `LogitsProcessor` of Hugging Face transformers that makes a language model satisfy a constraint.
 
-        guide = vlhmm.Guide(lm, vlhmm.contains("a loss") & vlhmm.words(8, 15), tokenizer=tokenizer, max_new_tokens=32)
+    The score of token v becomes log p_LM(v | prefix) + log p(constraint | prefix, v) - log p(constraint | prefix). The HMM gives
+    the last two terms. A token after which the constraint can no longer be satisfied gets -inf. It works with greedy decoding,
+    sampling and beam search:
+
         model.generate(**inputs, max_new_tokens=32, logits_processor=[guide])
 
-    The constraint is on what is generated, not on the prompt, and `generate` must be called with the same `max_new_tokens`.
-    With a list of constraints the first is for the first prompt of the batch, and so on, whatever the number of beams or
-    sequences of each. The same guide serves any number of calls, one after the other.
+    The constraint is on the generated text, not on the prompt. `generate` must get the same `max_new_tokens`. The same guide serves
+    any number of calls, one after the other.
+
+    Args:
+        model: The HMM, or a `LanguageModel`, whose tokenizer and opening are then used.
+        constraint: One constraint for all prompts of a batch, or a list with one for each prompt.
+        max_new_tokens: Length of the generated text, at most.
+        tokenizer: The tokenizer of the language model; None: that of `model`.
+        eos_token_id: The EOS token, or several; None: that of the tokenizer.
+        pad_token_id: Padding on the left of prompts; None: that of the tokenizer.
+        prompt_lengths: Number of tokens of each prompt without its padding; None: `pad_token_id` on the left is padding.
+        read_prompt: The HMM reads the prompt too; without it, its text begins where the prompt ends.
+        must_end: The text must end at EOS within `max_new_tokens`; without it, it may also be cut off there.
+
+    Raises:
+        ImpossibleConstraintError: No text of `max_new_tokens` tokens satisfies the constraint.
+        ValueError: The vocabularies differ, or a number is out of range.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=1)
+        >>> prompt = torch.tensor([lm.tokenizer.encode("the cat sees a")])
+        >>> scores = guide(prompt, torch.zeros(1, lm.tokenizer.vocab_size))  # the language model: all tokens equal
+        >>> [lm.tokenizer.token(token) for token in (scores[0] > -torch.inf).nonzero()[:, 0]]
+        ['fish']
     """
 
     def __init__(
@@ -93,12 +118,6 @@ class Guide:
         read_prompt: bool = True,
         must_end: bool = False,
     ) -> None:
-        """`tokenizer` is the language model's: left out, it is taken to be the HMM's own, and EOS with it.
-
-        `prompt_lengths`: how many tokens each prompt has without its padding on the left; left out, `pad_token_id`s on the
-        left are padding. `read_prompt`: the HMM reads the prompt too, else its text begins where the prompt ends.
-        `must_end`: the text must end at EOS within `max_new_tokens`, else it may also be cut off there.
-        """
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, but must be at least 1")
         self._constraints = [constraint] if isinstance(constraint, Constraint | Automaton) else list(constraint)
@@ -120,9 +139,17 @@ class Guide:
         self.reset(prompt_lengths=prompt_lengths)
 
     def reset(self, *, prompt_lengths: Sequence[int] | None = None) -> None:
-        """The next call is a new prompt's first.
+        """Forget the text so far: the next call begins new prompts.
 
-        Not needed, except to give new prompts' lengths, or where a text that was generated becomes the next prompt.
+        It is needed only to give the lengths of new prompts, or where a generated text becomes the next prompt.
+
+        Args:
+            prompt_lengths: Number of tokens of each new prompt without its padding; None: `pad_token_id` on the left is padding.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
+            >>> guide.reset(prompt_lengths=[2])
         """
         self._rows: _Rows | None = None
         self._prompt_lengths = None if prompt_lengths is None else [int(length) for length in prompt_lengths]
@@ -130,6 +157,28 @@ class Guide:
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "R T"], scores: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        """Return scores + log p(constraint | prefix, v) - log p(constraint | prefix) for every next token v.
+
+        Args:
+            input_ids: Prompts and the tokens generated so far (R, T), a row for each beam or sequence.
+            scores: Log-probabilities or logits of the language model (R, V).
+
+        Returns:
+            New scores (R, V), -inf for tokens that the constraint forbids.
+
+        Raises:
+            ImpossibleConstraintError: The HMM gives the constraint probability zero after a prompt.
+            ImpossibleTextError: The HMM gives a prompt probability zero.
+            ValueError: `scores` has fewer tokens than the HMM, no token is left, or more than `max_new_tokens` are asked for.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
+            >>> prompt = torch.tensor([lm.tokenizer.encode("the cat sees a")])
+            >>> scores = lm.hmm.next_token_probs(lm.hmm.filter(prompt).belief).log()  # here the HMM is the language model too
+            >>> lm.tokenizer.token(scores.argmax()), lm.tokenizer.token(guide(prompt, scores).argmax())
+            ('bird', 'fish')
+        """
         if scores.shape[1] < self._tables.num_words:
             raise ValueError(
                 f"the language model scores {scores.shape[1]} tokens, but the HMM has {self._tables.num_words}: "

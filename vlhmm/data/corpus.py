@@ -33,23 +33,60 @@ Reader = Callable[[], Iterator[SplitBatch]]
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Text as token ids, with the tokenizer that made them."""
+    r"""Training, validation and test text as token ids, with their tokenizer.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("animals.txt").write_text(50 * "the cat sees a bird\nthe dog sees a fish\n")
+        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> corpus.train
+        Tokens(540 tokens, 90 documents, uint16)
+        >>> corpus.tokenizer.decode(corpus.train.ids[:6])
+        'the cat sees a bird'
+    """
 
     name: str
+    """The name of the corpus, file or folder."""
     tokenizer: Tokenizer
+    """The tokenizer that made the ids."""
     train: Tokens
+    """Training text."""
     valid: Tokens
+    """Validation text."""
     test: Tokens
+    """Test text."""
     hash: str
     """SHA-256 over the tokenizer, all ids and all document offsets."""
     note: str = ""
-    """What else decides the text: the Python version for pydocs."""
+    """What else determines the text, such as the Python version for pydocs."""
 
     @classmethod
     def from_splits(
         cls, name: str, tokenizer: Tokenizer, train: Tokens, valid: Tokens, test: Tokens, note: str = ""
     ) -> "Corpus":
-        """A corpus of tokens at hand; empty splits are refused."""
+        """Make a corpus of tokens in memory.
+
+        Args:
+            name: The name.
+            tokenizer: The tokenizer that made the ids.
+            train: Training text.
+            valid: Validation text.
+            test: Test text.
+            note: What else determines the text.
+
+        Returns:
+            The corpus.
+
+        Raises:
+            ValueError: A split has no tokens.
+
+        Example:
+            >>> from vlhmm.data import Tokens, word_tokenizer
+            >>> tokenizer = word_tokenizer(["the", "cat", "sees"])
+            >>> tokens = Tokens.from_documents([tokenizer.encode("the cat sees the cat")], tokenizer.vocab_size)
+            >>> vlhmm.Corpus.from_splits("cats", tokenizer, tokens, tokens, tokens).train
+            Tokens(5 tokens, 1 documents, uint16)
+        """
         splits = {"train": train, "valid": valid, "test": test}
         for split, tokens in splits.items():
             if not len(tokens):
@@ -59,6 +96,7 @@ class Corpus:
 
     @property
     def short_hash(self) -> str:
+        """The first 12 digits of the hash."""
         return self.hash[:12]
 
 
@@ -75,17 +113,36 @@ def load_corpus(
     valid: str | os.PathLike[str] | None = None,
     test: str | os.PathLike[str] | None = None,
 ) -> Corpus:
-    """ "pydocs", "ptb", "wikitext-2", a folder made by `prepare`, a text file or a folder of text files.
+    r"""Load a corpus: "pydocs", "ptb", "wikitext-2", a folder written by `prepare`, a text file or a folder of text files.
 
-    - `data_dir` holds ptb/ and wikitext-2/ (default: `VLHMM_DATA`, else they are fetched). `cache` keeps the cleaned
-      text of pydocs.
-    - Without `tokenizer`, words on white space: the vocabulary of the training text, every word outside it `<unk>`.
-      Text that has no `<unk>` of its own gets it in place of words seen once in training (pydocs: once or twice).
-    - EOS ends every line of a word-level corpus, and every document of a subword one, where line ends are not scored.
-    - In text files a line is a paragraph and a blank line ends a document; it is never a token (in WikiText-2 it is: an
-      EOS alone). Where there are no blank lines at all, every line is a document.
-    - Files named train*, valid* and test* are the splits, or those given as `valid` and `test`; other text is split by
-      document, 90 : 5 : 5, always the same way.
+    - Text files: a line is a paragraph, and a blank line ends a document. Without blank lines every line is a document. A blank
+      line is no token, except in WikiText-2, where it is an EOS.
+    - Splits: files named train*, valid* and test*, or the files given as `valid` and `test`. Any other text is split by document,
+      90 : 5 : 5, always in the same way.
+    - EOS ends every line of a word-level corpus and every document of a subword corpus.
+    - Words: without `tokenizer`, tokens are the words of the training text, and all others are `<unk>`. A text without `<unk>`
+      gets it in place of the words that occur once in training (pydocs: once or twice).
+
+    Args:
+        source: Name or path.
+        data_dir: Folder with ptb/ and wikitext-2/; None: the environment variable `VLHMM_DATA`, else they are downloaded.
+        tokenizer: A tokenizer, a `tokenizer.json`, a folder with one, or a SentencePiece `.model`; None: words.
+        cache: Keep the extracted text of pydocs on disk.
+        valid: File of the validation text; needs `test`.
+        test: File of the test text; needs `valid`.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        ValueError: There is no such corpus, a split is empty, or the options contradict each other.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("animals.txt").write_text(50 * "the cat sees a bird\nthe dog sees a fish\n")
+        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> corpus.tokenizer.vocab_size, len(corpus.train), len(corpus.valid), len(corpus.test)
+        (9, 540, 30, 30)
     """
     given = tokenizer if isinstance(tokenizer, Tokenizer | None) else load_tokenizer(tokenizer)
     if (valid is None) != (test is None):

@@ -33,15 +33,37 @@ KNOWN_EOS: Final = (
 
 @final
 class Tokenizer:
-    """A `tokenizer.json` with the roles a language model needs: which token ends a text, which stands for
-    unknown words.
+    """A `tokenizer.json` of Hugging Face `tokenizers`, with the EOS token and the unknown token.
 
-    Symbols such as `</s>` in the text itself are text: they never become control tokens by being typed
-    (except `<eos>` and `<unk>` of a word-level tokenizer, which are words).
+    Symbols such as `</s>` that are typed in a text stay text: they never become control tokens. The exceptions are `<eos>` and
+    `<unk>` of a word-level tokenizer, which are words.
+
+    Args:
+        definition: The text of a `tokenizer.json`.
+
+    Attributes:
+        backend: The tokenizer of Hugging Face.
+        hash: SHA-256 of the definition.
+        vocab_size: Number of token ids, X.
+        word_level: Whether tokens are whole words.
+        eos_id: The EOS token, None where there is none.
+        unk_id: The token of unknown words, None where there is none.
+
+    Raises:
+        ValueError: `definition` is no `tokenizer.json`, or its vocabulary is empty.
+
+    Example:
+        >>> from vlhmm.data import word_tokenizer
+        >>> tokenizer = word_tokenizer(["the", "cat", "sees"])
+        >>> tokenizer.vocab_size, tokenizer.tokens()
+        (5, ['cat', 'sees', 'the', '<unk>', '<eos>'])
+        >>> tokenizer.encode("the dog sees the cat")
+        [2, 3, 1, 2, 0]
+        >>> tokenizer.token(tokenizer.unk_id)
+        '<unk>'
     """
 
     def __init__(self, definition: str) -> None:
-        """`definition` is the text of a `tokenizer.json`."""
         try:
             fields: dict[str, Any] = json.loads(definition)
             self.backend = tokenizers.Tokenizer.from_str(definition)
@@ -64,7 +86,24 @@ class Tokenizer:
 
     @classmethod
     def from_backend(cls, backend: tokenizers.Tokenizer, eos: str | None = None) -> "Tokenizer":
-        """Wraps a tokenizer built in memory; `eos` names its end-of-text token where the name is unusual."""
+        """Wrap a tokenizer of Hugging Face that is in memory.
+
+        Args:
+            backend: The tokenizer.
+            eos: The name of its EOS token; None: found by its template or by the usual names.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            ValueError: `eos` is not in the vocabulary.
+
+        Example:
+            >>> import tokenizers
+            >>> backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"hello": 0, "[END]": 1, "[UNK]": 2}, "[UNK]"))
+            >>> vlhmm.Tokenizer.from_backend(backend, eos="[END]").eos_id
+            1
+        """
         tokenizer = cls(backend.to_str())
         if eos is None or tokenizer._ids.get(eos) == tokenizer.eos_id:
             return tokenizer
@@ -79,22 +118,78 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Reads a `tokenizer.json`."""
+        """Read a `tokenizer.json`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            ValueError: The file is no `tokenizer.json`.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> vlhmm.Tokenizer.load("demo-model/tokenizer.json") == lm.tokenizer
+            True
+        """
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
         except (ValueError, KeyError, AttributeError) as error:
             raise ValueError(f"{path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the `tokenizer.json`; whole or not at all."""
+        """Write the `tokenizer.json` atomically.
+
+        Args:
+            path: The file.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> tokenizer = word_tokenizer(["the", "cat", "sees"])
+            >>> tokenizer.save("tokenizer.json")
+            >>> vlhmm.Tokenizer.load("tokenizer.json") == tokenizer
+            True
+        """
         atomic_write(Path(path), self._definition.encode())
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one piece of text; nothing is added at either end."""
+        """Convert a text to token ids; no special token is added.
+
+        Args:
+            text: The text.
+
+        Returns:
+            Token ids.
+
+        Raises:
+            ValueError: A word is not in the vocabulary, and there is no unknown token.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> word_tokenizer(["the", "cat", "sees"]).encode("the cat sees the dog")
+            [2, 0, 1, 2, 3]
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text; nothing is added at either end."""
+        """Convert several texts to token ids; no special token is added.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Token ids of each text.
+
+        Raises:
+            ValueError: A word is not in the vocabulary, and there is no unknown token.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> word_tokenizer(["the", "cat", "sees"]).encode_batch(["the cat", "sees"])
+            [[2, 0], [1]]
+        """
         try:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
@@ -105,7 +200,23 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text; end-of-text tokens are line breaks, and dropped from the end."""
+        """Convert token ids to a text; EOS becomes a line break, and is dropped at the end.
+
+        Args:
+            ids: Token ids.
+
+        Returns:
+            The text.
+
+        Raises:
+            ValueError: A token id is out of range.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> tokenizer = word_tokenizer(["the", "cat", "sees"])
+            >>> tokenizer.decode([*tokenizer.encode("the cat"), tokenizer.eos_id])
+            'the cat'
+        """
         pieces: list[list[int]] = [[]]
         for token in map(self._checked, ids):
             if token == self.eos_id:
@@ -115,15 +226,52 @@ class Tokenizer:
         return "\n".join(self._decode_piece(piece) for piece in pieces).rstrip("\n")
 
     def token(self, token: SupportsIndex) -> str:
-        """The readable name of one token."""
+        """Return the name of a token.
+
+        Args:
+            token: The token id.
+
+        Returns:
+            The name as it is in the vocabulary.
+
+        Raises:
+            ValueError: The token id is out of range.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> word_tokenizer(["the", "cat", "sees"]).token(1)
+            'sees'
+        """
         return self._names[self._checked(token)]
 
     def tokens(self) -> list[str]:
-        """The names of all tokens, by id."""
+        """Return the names of all tokens, in the order of their ids.
+
+        Returns:
+            The names.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> word_tokenizer(["the", "cat", "sees"]).tokens()
+            ['cat', 'sees', 'the', '<unk>', '<eos>']
+        """
         return list(self._names)
 
     def token_id(self, name: str) -> int | None:
-        """The id of the token of that name, None where there is none."""
+        """Return the id of a token.
+
+        Args:
+            name: The name of the token.
+
+        Returns:
+            The token id, None where the vocabulary has no such token.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> tokenizer = word_tokenizer(["the", "cat", "sees"])
+            >>> tokenizer.token_id("sees"), tokenizer.token_id("dog")
+            (1, None)
+        """
         return self._ids.get(name)
 
     def __getstate__(self) -> str:

@@ -39,14 +39,25 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tokens:
-    """Documents one after the other: document i is `ids[offsets[i]:offsets[i + 1]]`."""
+    """Token ids of documents, one after the other: document i is `ids[offsets[i]:offsets[i + 1]]`.
+
+    Example:
+        >>> from vlhmm.data import Tokens
+        >>> tokens = Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3)
+        >>> tokens
+        Tokens(5 tokens, 2 documents, uint16)
+        >>> tokens.document(1).tolist()
+        [2, 0]
+    """
 
     ids: Ids
+    """All token ids."""
     offsets: Offsets
+    """Where each document begins, and the number of tokens at the end."""
     words: int | None = None
-    """White-space words of the source text, end-of-text tokens not counted."""
+    """Words of the source text, separated by white space, EOS not counted; None: not known."""
     bytes: int | None = None
-    """UTF-8 bytes of the source text, line ends included."""
+    """UTF-8 bytes of the source text, line ends included; None: not known."""
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype.kind not in "ui":
@@ -63,7 +74,23 @@ class Tokens:
 
     @classmethod
     def from_documents(cls, documents: list[list[int]], vocab_size: int) -> "Tokens":
-        """Tokens in memory from one list of ids a document."""
+        """Make tokens in memory from lists of token ids.
+
+        Args:
+            documents: Token ids of each document.
+            vocab_size: Size of the vocabulary; it decides the dtype.
+
+        Returns:
+            The tokens.
+
+        Raises:
+            ValueError: A token id is out of range.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3)
+            Tokens(5 tokens, 2 documents, uint16)
+        """
         offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
         ids = np.fromiter((i for document in documents for i in document), np.int64, count=int(offsets[-1]))
         if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
@@ -78,22 +105,59 @@ class Tokens:
 
     @property
     def num_documents(self) -> int:
+        """Number of documents."""
         return len(self.offsets) - 1
 
     def document(self, index: int) -> Ids:
-        """The ids of one document, a view."""
+        """Return the ids of one document.
+
+        Args:
+            index: Number of the document, from 0.
+
+        Returns:
+            A view of the ids.
+
+        Raises:
+            ValueError: There is no such document.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3).document(0).tolist()
+            [0, 1, 2]
+        """
         if not 0 <= index < self.num_documents:
             raise ValueError(f"document {index} is outside 0..{self.num_documents - 1}")
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     def count(self, token: int | None) -> int:
-        """How often a token occurs (the unknown one, say); 0 for None."""
+        """Count how often a token occurs.
+
+        Args:
+            token: The token id; None: counts as 0 occurrences.
+
+        Returns:
+            The number of occurrences.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3).count(2)
+            2
+        """
         if token is None:
             return 0
         return sum(int((chunk == token).sum()) for chunk in _chunks(self.ids))
 
     def digest(self) -> str:
-        """SHA-256 of the ids and the document offsets."""
+        """Compute the SHA-256 of ids and offsets.
+
+        Returns:
+            64 hexadecimal digits.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3).digest()[:12]
+            'c4e3d2a39d03'
+        """
         sha = hashlib.sha256()
         for array in (self.ids, self.offsets):
             for chunk in _chunks(array):
@@ -101,7 +165,22 @@ class Tokens:
         return sha.hexdigest()
 
     def save(self, path: str | os.PathLike[str], *, vocab_size: int, tokenizer_hash: str) -> None:
-        """Writes one token file; whole or not at all."""
+        """Write a token file atomically.
+
+        Args:
+            path: The file.
+            vocab_size: Size of the vocabulary.
+            tokenizer_hash: `Tokenizer.hash` of the tokenizer that made the ids.
+
+        Raises:
+            ValueError: A token id is out of range.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3).save("text.tokens", vocab_size=3, tokenizer_hash="none")
+            >>> Tokens.load("text.tokens")
+            Tokens(5 tokens, 2 documents, uint16)
+        """
         with token_writer(path, vocab_size=vocab_size, tokenizer_hash=tokenizer_hash) as writer:
             for chunk in _chunks(self.ids):
                 writer.write(chunk)
@@ -110,7 +189,25 @@ class Tokens:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, tokenizer_hash: str | None = None, verify: bool = False) -> "Tokens":
-        """Memory-maps a token file; `verify` also reads all of it and checks its SHA-256."""
+        """Map a token file into memory.
+
+        Args:
+            path: The file.
+            tokenizer_hash: `Tokenizer.hash` that the file must have; None: any.
+            verify: Read the whole file and check its SHA-256.
+
+        Returns:
+            The tokens, read from disk when they are used.
+
+        Raises:
+            ValueError: The file is damaged, no token file, or was made with another tokenizer.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3).save("text.tokens", vocab_size=3, tokenizer_hash="none")
+            >>> Tokens.load("text.tokens", verify=True).ids.tolist()
+            [0, 1, 2, 2, 0]
+        """
         header = read_header(path)
         if tokenizer_hash is not None and header.tokenizer_hash != tokenizer_hash:
             raise ValueError(

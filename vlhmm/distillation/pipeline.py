@@ -49,20 +49,42 @@ SCORED_TOGETHER = 64
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Perplexities per token, EOS counted, of samples that training never saw; each scored from its own beginning."""
+    """Perplexities per token, EOS included, of samples that training did not see; each sample is scored from its beginning.
+
+    Example:
+        >>> from vlhmm.distillation.pipeline import HeldOut
+        >>> HeldOut(hmm=21.0, teacher=15.0, unigram=90.0, num_samples=100, num_tokens=2000).hmm
+        21.0
+    """
 
     hmm: float
+    """Perplexity of the HMM."""
     teacher: float
-    """Given the prompt, which the HMM never sees: no model of the samples alone can come as far down on average."""
+    """Perplexity of the teacher given the prompt, which the HMM does not see: a lower bound in expectation."""
     unigram: float
+    """Perplexity of the unigram model of the training samples."""
     num_samples: int
+    """Number of samples."""
     num_tokens: int
+    """Number of tokens."""
 
 
 @dataclass(frozen=True)
 class Distilled:
+    """A distilled language model, and how well it predicts the teacher's text.
+
+    Example:
+        >>> from vlhmm.distillation.pipeline import HeldOut
+        >>> lm = vlhmm.load("demo-model")
+        >>> distilled = vlhmm.Distilled(lm, HeldOut(hmm=21.0, teacher=15.0, unigram=90.0, num_samples=100, num_tokens=2000))
+        >>> distilled.lm.hmm.num_states, distilled.held_out.teacher < distilled.held_out.hmm
+        (48, True)
+    """
+
     lm: LanguageModel
+    """The distilled language model."""
     held_out: HeldOut
+    """Perplexities of samples that training did not see."""
 
 
 def distill(
@@ -82,11 +104,40 @@ def distill(
     recipe: Recipe | None = None,
     **changes: Any,
 ) -> Distilled:
-    """A dense HMM of so many states, trained on `tokens` tokens that the teacher writes after `prompts` (None: after BOS).
+    """Train a dense HMM on text that a language model writes.
 
-    `samples`: a folder for the text, to be used again; default: inside `out`. Stopped and called again, it goes on where it was.
-    `lvd`: training begins with latent variable distillation, its states the clusters of the teacher's vectors.
-    `recipe`: the preset "distill" unless given; `changes` are training settings by name.
+    The teacher writes `tokens` tokens, and the HMM is trained on them. The vocabulary of the HMM is that of the teacher. A call that
+    was interrupted continues where it was when it is repeated. Needs the extra `vlhmm[llm]`.
+
+    Args:
+        teacher: A causal language model of Hugging Face: its name, its folder, a .gguf file, or a loaded `Teacher`.
+        out: Folder for the model, as `vlhmm.train` writes it.
+        states: Number of states.
+        tokens: Tokens to draw from the teacher.
+        max_tokens: Largest length of a sample.
+        temperature: Sampling temperature of the teacher.
+        prompts: What the samples continue; None: the BOS token alone.
+        samples: Folder for the samples, which can be used again; None: inside `out`.
+        batch_size: Samples drawn at a time; None: 4,096 on a GPU, 32 on a CPU.
+        lvd: Begin with latent variable distillation: states are clusters of the teacher's hidden vectors.
+        seed: Seed of sampling and training.
+        device: Where teacher and HMM run.
+        recipe: Settings of model and training; None: the preset "distill".
+        **changes: Training settings by name, in place of those of the recipe; the batch size of training is in `recipe` alone.
+
+    Returns:
+        The language model, and the perplexities of held-out samples.
+
+    Raises:
+        ValueError: The teacher cannot be loaded, a setting is out of range, or there are too few tokens for one training step.
+
+    Example:
+        Here "teacher" is a folder that `save_pretrained` of transformers wrote, with model and tokenizer.
+
+        >>> settings = {"max_tokens": 20, "epochs": 60, "learning_rate": 0.05}
+        >>> distilled = vlhmm.distill("teacher", "distilled", states=8, tokens=5000, **settings)
+        >>> distilled.lm.hmm.num_states, distilled.held_out.hmm < distilled.held_out.unigram
+        (8, True)
     """
     device = torch.device(device)
     if lvd and isinstance(teacher, str):

@@ -14,7 +14,6 @@ from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
 from vlhmm.ops.groups.of_window import window_groups
 from vlhmm.ops.recursion import recursion
 from vlhmm.tables import Belief, Tables
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 MOST_STATES = 1024
 """States of a block that the kernels take."""
@@ -26,12 +25,19 @@ def kernels_take(tables: Tables) -> bool:
         tables.device.type == "cuda"
         and tables.dtype == torch.float32
         and support.num_groups > 1
-        # Without a partition tiles are made of the states of two words: for that a row needs no more than its features.
-        and (support.partition or isinstance(tables.transition, SoftmaxTransition))
+        and _read_by_kernels(tables)
         and support.states_per_word <= MOST_STATES
         and torch.cuda.get_device_capability(tables.device) >= (8, 0)
         and find_spec("triton") is not None
     )
+
+
+def _read_by_kernels(tables: Tables) -> bool:
+    operands = tables.transition.operands()
+    if operands is None:
+        return False
+    # Without a partition tiles are made of the states of two words: for that a row must need no more than its features.
+    return tables.support.partition or not (operands.is_table or operands.per_block)
 
 
 def blocked_window(
@@ -62,21 +68,9 @@ def plain_window(
     """The same without the kernels, of the features that they would have read."""
     if tables.precision == "bf16":
         # Their normaliser is that of rounded features: beside others, rows would not sum to one.
-        tables = replace(tables, transition=_rounded(tables.transition))
-        boundary = None if boundary is None else Boundary(_rounded(boundary.transition))
+        tables = replace(tables, transition=tables.transition.rounded())
+        boundary = None if boundary is None else Boundary(boundary.transition.rounded())
     return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
-
-
-def _rounded(transition: Transition) -> Transition:
-    if not isinstance(transition, SoftmaxTransition):
-        return transition
-    return replace(transition, out=_to_bf16(transition.out), into=_to_bf16(transition.into))
-
-
-def _to_bf16(features: Float[Tensor, "Z H"]) -> Float[Tensor, "Z H"]:
-    """Gradients pass as they are; so does -inf, which says that a state is never entered."""
-    change = (features.bfloat16().to(features.dtype) - features).detach()
-    return torch.where(features.isinf(), features, features + change)
 
 
 def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> BlockedFactors:
@@ -85,41 +79,18 @@ def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundar
     past, first_entered = None if belief is None else belief.token, None
     if belief is not None and boundary is not None:
         first_entered = support.num_groups
-        transition = _with_rows(transition, boundary)
+        transition = transition.join_rows(boundary.transition)
+    operands = transition.operands()
+    assert operands is not None, "kernels_take"
     groups = window_groups(batch.tokens, support.group_of_word, tables.reset_token, past, first_entered)
     return BlockedFactors(
         log_previous(tables, batch, belief),
         log_inits(tables),
         groups.init_of,
-        transition,
+        operands,
         groups.source,
         groups.target,
         tables.emissions_of(batch.tokens),
         batch.lengths,
         None if support.partition else support.states_of_group,
     )
-
-
-def _with_rows(transition: Transition, boundary: Boundary) -> Transition:
-    entering = boundary.transition
-    if isinstance(transition, TableTransition):
-        assert isinstance(entering, TableTransition)
-        return TableTransition(_joined(transition.log_prob, entering.log_prob))
-    if isinstance(transition, SoftmaxTransition):
-        assert isinstance(entering, SoftmaxTransition)
-        log_normalizer = _joined(transition.log_normalizer, entering.log_normalizer)
-        return SoftmaxTransition(_joined(transition.out, entering.out), transition.into, log_normalizer)
-    assert isinstance(entering, BlockFactoredTransition)
-    log_block = _joined(transition.log_block, entering.log_block)
-    return BlockFactoredTransition(log_block, _joined(transition.out, entering.out), transition.into)
-
-
-def _joined(first: Tensor, second: Tensor) -> Tensor:
-    """The rows of both: where they were split from one tensor, that one, neither copied nor split on the way back."""
-    whole, num_rows = first._base, first.shape[0] + second.shape[0]
-    if whole is not None and whole is second._base and whole.shape == (num_rows, *first.shape[1:]):
-        begins = whole.storage_offset()
-        in_order = first.storage_offset() == begins and second.storage_offset() == begins + first.numel()
-        if in_order and whole.is_contiguous():
-            return whole
-    return torch.cat([first, second])

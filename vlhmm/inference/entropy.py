@@ -20,6 +20,15 @@ STEP_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}
 
 @dataclass(frozen=True)
 class PosteriorEntropy:
+    """Entropy of p(z | x), at each position and of the whole path.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> entropy = hmm.posterior_entropy([[0, 1, 2]])
+        >>> bool(entropy.path[0] <= entropy.position.sum())
+        True
+    """
+
     position: Float[Tensor, "B T"]
     """H(z_t | x) in nats, 0 past the length."""
     path: Float[Tensor, " B"]

@@ -15,7 +15,7 @@ from vlhmm.ops.recursion import Factors
 from vlhmm.ops.recursion.reference import safe_logsumexp
 from vlhmm.support import Support
 from vlhmm.tables import Belief, Tables
-from vlhmm.transitions import TableTransition, Transition
+from vlhmm.transitions import Transition
 
 CPU_WINDOW_BYTES = 1 << 28
 """What the factors and messages of one window may take, roughly. On a GPU: an eighth of its memory."""
@@ -30,15 +30,9 @@ class Boundary:
 
     transition: Transition
 
-    def source(self, size: int, states: int) -> Support:
-        device = boundary_rows(self.transition).device
+    def source(self, size: int, states: int, device: torch.device) -> Support:
         every = torch.arange(size * states, device=device).view(size, states)
         return Support(every[:, 0], every, size * states, partition=True)
-
-
-def boundary_rows(transition: Transition) -> Tensor:
-    """The tensor with a row for every source state."""
-    return transition.log_prob if isinstance(transition, TableTransition) else transition.out
 
 
 @dataclass(frozen=True)
@@ -121,18 +115,25 @@ def window_factors(
         size, states = starts.log_previous.shape
         sequences = torch.arange(size, device=pair.device)[:, None]
         entering, entering_of = _distinct_tiles(
-            boundary.transition, boundary.source(size, states), support, sequences * num_groups + starts.group[:, :1]
+            boundary.transition,
+            boundary.source(size, states, pair.device),
+            support,
+            sequences * num_groups + starts.group[:, :1],
         )
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair[:, 1:])
         tile_of = torch.cat([entering_of, tile_of + entering.shape[0]], dim=1)
         log_tiles = torch.cat([entering, log_tiles])
-    if tables.by_position:
-        log_emission = tables.log_emission.view(*batch.tokens.shape, -1)
-    else:
-        log_emission = word_rows(tables.log_emission, batch.tokens)
+    log_emission = window_emission(tables, batch)
     return Factors(
         starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
     )
+
+
+def window_emission(tables: Tables, batch: Batch) -> Float[Tensor, "B T K"]:
+    """log p(x_t | z) over the K states of each token."""
+    if tables.by_position:
+        return tables.log_emission.view(*batch.tokens.shape, -1)
+    return word_rows(tables.log_emission, batch.tokens)
 
 
 def _entered(starts: Starts, belief: Belief, boundary: Boundary, support: Support) -> Starts:

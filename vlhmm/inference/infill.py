@@ -30,15 +30,28 @@ from vlhmm.tables import Belief, Tables
 
 @dataclass(frozen=True)
 class Infilled:
-    """What may stand at the missing positions of a batch, given the rest."""
+    """p(missing tokens | the other tokens) of a batch; N is the number of missing tokens in all sequences.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> filled = hmm.infill([[0, 0, 2], [2, 0, 1]], [[False, True, False], [True, False, False]], num=0)
+        >>> filled.rows, filled.positions
+        (tensor([0, 1]), tensor([1, 0]))
+        >>> filled.best
+        tensor([[0, 1, 2],
+                [0, 0, 1]])
+        >>> filled.best_log_prob
+        tensor([-1.0347, -0.9788])
+    """
 
     log_prob: Float[Tensor, " B"]
     """log p(the known tokens), the missing ones summed out."""
     rows: Int[Tensor, " N"]
+    """The sequence of each missing token."""
     positions: Int[Tensor, " N"]
-    """Sequence and position of each missing token."""
+    """The position of each missing token in its sequence."""
     probs: Float[Tensor, "N X"]
-    """p(the token there | the rest) over the vocabulary."""
+    """p(the missing token | the other known tokens) over the vocabulary."""
     samples: Int[Tensor, "B num T"]
     """Whole texts, the missing tokens drawn jointly from their exact distribution; -1 past the length."""
     best: Int[Tensor, "B T"]

@@ -18,13 +18,37 @@ from vlhmm.transitions import TableTransition
 
 @dataclass(frozen=True)
 class Posterior:
+    """p(z_t | x) at each position, stored for the K states that can emit x_t.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> posterior = hmm.posterior([[0, 1, 2]])
+        >>> posterior.states[0, 0], posterior.probs[0, 0]
+        (tensor([0, 1]), tensor([0.8765, 0.1235]))
+    """
+
     probs: Float[Tensor, "B T K"]
     """p(z_t | x) over `states`, 0 past the length."""
     states: Int[Tensor, "B T K"]
+    """The states that can emit x_t."""
     num_states: int
+    """Number of states of the HMM, Z."""
 
     def dense(self) -> Float[Tensor, "B T Z"]:
-        """p(z_t | x) over all states."""
+        """Spread p(z_t | x) over all Z states.
+
+        Returns:
+            Probabilities (B, T, Z), 0 for states that cannot emit x_t and past the length.
+
+        Raises:
+            ValueError: The result does not fit in memory.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]], [[1.0, 0.0], [0.3, 0.7]])
+            >>> hmm.posterior([[0, 1]]).dense()
+            tensor([[[0.2941, 0.7059],
+                     [0.0000, 1.0000]]])
+        """
         size, num_positions, _ = self.probs.shape
         require_memory(
             size * num_positions * self.num_states * self.probs.element_size(),
@@ -79,11 +103,21 @@ def posterior(tables: Tables, batch: Batch, belief: Belief | None = None, window
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each table entry is used, in expectation over p(z | x), summed over the batch."""
+    """E[how often each table entry is used | x], summed over the batch; counts can be added.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> counts = hmm.expected_counts([[0, 1, 2]]) + hmm.expected_counts([[2, 0]])
+        >>> f"{counts.emission.sum():.3f}"  # the number of tokens
+        '5.000'
+    """
 
     start: Float[Tensor, " Z"]
+    """How often each state is drawn from the start distribution."""
     transition: Float[Tensor, "Z Z"]
+    """How often each source state (row) is followed by each target state."""
     emission: Float[Tensor, "X K"]
+    """How often each word is emitted by each of the K states that can emit it."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.start + other.start, self.transition + other.transition, self.emission + other.emission)

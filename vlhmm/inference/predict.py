@@ -15,11 +15,12 @@ ROW_BYTES = 1 << 26
 @torch.no_grad()
 def next_state_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B Z"]:
     """p(z_t+1 | x_<=t); 0 everywhere where the past is impossible. Without a belief: the start distribution."""
-    start = tables.log_start.exp()
     if belief is None:
-        return start[None]
+        return tables.log_start.exp()[None]
     support = tables.support
     probs = belief.probs
+    if support.dense:
+        return _begun_anew(tables, belief, tables.transition.pusher()(probs))
     following = probs.new_zeros(probs.shape[0], tables.num_states)
     group = support.group_of_word[belief.token]
     rows_at_once = max(1, ROW_BYTES // (tables.num_states * probs.element_size()))
@@ -28,11 +29,16 @@ def next_state_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B 
         states = support.states_of_group[one_group]
         for slots in torch.arange(states.shape[0], device=states.device).split(rows_at_once):
             following[members] += probs[members][:, slots] @ tables.transition.log_rows(states[slots]).exp()
-    if tables.reset_token is not None:
-        possible = (belief.log_probs > -torch.inf).any(1).to(probs.dtype)
-        begins_anew = (belief.token == tables.reset_token)[:, None]
-        following = torch.where(begins_anew, start * possible[:, None], following)
-    return following
+    return _begun_anew(tables, belief, following)
+
+
+def _begun_anew(tables: Tables, belief: Belief, following: Float[Tensor, "B Z"]) -> Float[Tensor, "B Z"]:
+    """After the reset token the start distribution follows."""
+    if tables.reset_token is None:
+        return following
+    possible = (belief.log_probs > -torch.inf).any(1).to(following.dtype)
+    begins_anew = (belief.token == tables.reset_token)[:, None]
+    return torch.where(begins_anew, tables.log_start.exp() * possible[:, None], following)
 
 
 @torch.no_grad()

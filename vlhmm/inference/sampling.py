@@ -50,8 +50,19 @@ def draw(log_probs: Float[Tensor, "... N"], generator: torch.Generator | None) -
 
 @dataclass(frozen=True)
 class Sample:
+    """Texts drawn from the model, with the states that emitted them.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> drawn = hmm.sample(3, 4, generator=torch.Generator().manual_seed(0))
+        >>> drawn.tokens.shape, drawn.states.shape
+        (torch.Size([3, 4]), torch.Size([3, 4]))
+    """
+
     states: Int[Tensor, "N T"]
+    """State numbers."""
     tokens: Int[Tensor, "N T"]
+    """Token ids."""
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlhmm.inference.blocked import blocked_window, kernels_take
+from vlhmm.inference.by_products import by_products, product_window
 from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, window_for, windows
 from vlhmm.ops.recursion import filtered, kernels_run, recursion
 from vlhmm.support import Support
@@ -68,6 +69,9 @@ def can_be_captured(tables: Tables, batch: Batch) -> bool:
     """
     if batch.num_positions > default_window(tables, batch.tokens.shape[0]):
         return False
+    if by_products(tables):
+        # It looks for underflow, which waits for the device.
+        return False
     return kernels_take(tables) or (tables.support.dense and kernels_run(tables.dtype, tables.device))
 
 
@@ -77,6 +81,8 @@ def _window(
     """log p(x_t | x_<t) and the last log message of one window, by the kernels where they apply."""
     if kernels_take(tables):
         return blocked_window(tables, batch, belief, boundary)
+    if by_products(tables):
+        return product_window(tables, batch, belief, boundary)
     return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
 
 
@@ -96,10 +102,21 @@ def _checkpointed(
 
 @dataclass(frozen=True)
 class Filtered:
+    """p(z_t | x_<=t) at each position, stored for the K states that can emit x_t.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> filtered = hmm.filter([[0, 1, 2]])
+        >>> filtered.probs[0, -1], filtered.belief.probs[0]
+        (tensor([0.2121, 0.7879]), tensor([0.2121, 0.7879]))
+    """
+
     probs: Float[Tensor, "B T K"]
     """p(z_t | x_<=t) over `states`, 0 past the length."""
     states: Int[Tensor, "B T K"]
+    """The states that can emit x_t."""
     belief: Belief
+    """What is known after the last token: the `belief` with which a query continues the text."""
 
 
 @torch.no_grad()

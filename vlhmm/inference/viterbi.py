@@ -17,10 +17,23 @@ from vlhmm.tables import Belief, Tables
 
 @dataclass(frozen=True)
 class Paths:
+    """The k most likely state paths of each sequence.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> paths = hmm.viterbi([[0, 1, 2], [2, 0, 0]], lengths=[3, 2])
+        >>> paths.states[:, 0]
+        tensor([[ 0,  0,  1],
+                [ 1,  0, -1]])
+        >>> paths.log_prob
+        tensor([[-4.1917],
+                [-3.0366]])
+    """
+
     states: Int[Tensor, "B k T"]
-    """The best path first; -1 past the length, and everywhere in a path that does not exist."""
+    """State numbers, best path first; -1 past the length, and everywhere in a path that does not exist."""
     log_prob: Float[Tensor, "B k"]
-    """log p(x, z), given the past if there was one; -inf where a text has fewer paths."""
+    """log p(x, z), given the text before if there was a belief; -inf where a sequence has fewer than k paths."""
 
 
 def begun_from_past(factors: Factors) -> Factors:

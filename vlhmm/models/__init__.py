@@ -57,13 +57,37 @@ def neural_hmm(
     states_per_block: int = 256,
     dim: int = 256,
     *,
-    transition: Literal["softmax", "block-factored"] = "softmax",
+    transition: Literal["softmax", "block-factored", "low-rank"] = "softmax",
     eos_id: int | None = None,
     reset: Reset = "carry",
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> Model:
-    """The VL-HMM of Chiu & Rush: residual networks of state embeddings. `settings`: see `ModelSettings`."""
+    """Make the VL-HMM of Chiu & Rush (2020): residual networks of state embeddings.
+
+    Args:
+        blocks: Words in blocks; each block has its own states.
+        states_per_block: K, the states that can emit a word.
+        dim: Width of embeddings and networks.
+        transition: "softmax" over all states, or "block-factored": over blocks, then over the states of a block.
+        eos_id: The EOS token; needed for `reset="eos"`.
+        reset: "eos": after an EOS the state is drawn from the start distribution; "carry": from the transition.
+        generator: Random numbers of the initialisation; None: seed 0.
+        **settings: Other fields of `ModelSettings`.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        ValueError: A setting is unknown or out of range, or the model does not fit in memory.
+
+    Example:
+        >>> import numpy as np
+        >>> blocks = vlhmm.Blocks(np.array([0, 0, 1, 1, 1]), num_blocks=2)
+        >>> model = vlhmm.neural_hmm(blocks, states_per_block=4, dim=8)
+        >>> model.support.num_states, model.num_parameters
+        (8, 598)
+    """
     return build_blocked(
         _settings("neural", settings, states_per_block=states_per_block, dim=dim, transition=transition),
         blocks,
@@ -78,13 +102,36 @@ def linear_hmm(
     states_per_block: int = 256,
     dim: int = 256,
     *,
-    transition: Literal["softmax", "block-factored"] = "softmax",
+    transition: Literal["softmax", "block-factored", "low-rank"] = "softmax",
     eos_id: int | None = None,
     reset: Reset = "carry",
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> Model:
-    """Low-rank logits: products of embeddings, split by role unless asked otherwise, without networks."""
+    """Make a model with low-rank logits: products of embeddings, without networks.
+
+    Args:
+        blocks: Words in blocks; each block has its own states.
+        states_per_block: K, the states that can emit a word.
+        dim: Width of the embeddings, the rank.
+        transition: "softmax" over all states, or "block-factored": over blocks, then over the states of a block.
+        eos_id: The EOS token; needed for `reset="eos"`.
+        reset: "eos": after an EOS the state is drawn from the start distribution; "carry": from the transition.
+        generator: Random numbers of the initialisation; None: seed 0.
+        **settings: Other fields of `ModelSettings`. `embeddings` is "split" unless given.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        ValueError: A setting is unknown or out of range, or the model does not fit in memory.
+
+    Example:
+        >>> import numpy as np
+        >>> blocks = vlhmm.Blocks(np.array([0, 0, 1, 1, 1]), num_blocks=2)
+        >>> vlhmm.linear_hmm(blocks, states_per_block=4, dim=8).num_parameters
+        246
+    """
     settings = {"embeddings": "split", **settings}
     return build_blocked(
         _settings("linear", settings, states_per_block=states_per_block, dim=dim, transition=transition),
@@ -104,7 +151,28 @@ def scalar_hmm(
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> Model:
-    """A free logit for every entry of start, transition and emission: Z^2 parameters."""
+    """Make a model with a free logit for every entry of start, transition and emission: Z^2 parameters.
+
+    Args:
+        blocks: Words in blocks; each block has its own states.
+        states_per_block: K, the states that can emit a word.
+        eos_id: The EOS token; needed for `reset="eos"`.
+        reset: "eos": after an EOS the state is drawn from the start distribution; "carry": from the transition.
+        generator: Random numbers of the initialisation; None: seed 0.
+        **settings: Other fields of `ModelSettings`.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        ValueError: A setting is unknown or out of range, or the model does not fit in memory.
+
+    Example:
+        >>> import numpy as np
+        >>> blocks = vlhmm.Blocks(np.array([0, 0, 1, 1, 1]), num_blocks=2)
+        >>> vlhmm.scalar_hmm(blocks, states_per_block=4).num_parameters  # 8 + 8 x 8 + 5 x 4
+        92
+    """
     return build_blocked(
         _settings("scalar", settings, states_per_block=states_per_block, transition="table"),
         blocks,

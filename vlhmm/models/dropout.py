@@ -14,7 +14,13 @@ from vlhmm.support import Support
 
 @dataclass(frozen=True)
 class Kept:
-    """The states that a window uses."""
+    """The states that a training window uses, a subset of each block (state dropout).
+
+    Example:
+        >>> from vlhmm.models import Kept
+        >>> Kept(torch.tensor([[0, 2], [4, 5]])).states.shape  # 2 states of each of 2 blocks
+        torch.Size([2, 2])
+    """
 
     states: Int[Tensor, "M K"]
     """State numbers, ascending within each block."""
@@ -22,9 +28,16 @@ class Kept:
 
 @dataclass(frozen=True)
 class LiveColumns:
-    """All states stay, but a window enters those alone that are alive."""
+    """A mask of the states that a training window may enter; all states keep their numbers.
+
+    Example:
+        >>> from vlhmm.models import LiveColumns
+        >>> int(LiveColumns(torch.tensor([True, False, True])).live.sum())
+        2
+    """
 
     live: Bool[Tensor, " Z"]
+    """Whether each state may be entered."""
 
 
 def kept_per_block(states_per_block: int, dropout: float) -> int:

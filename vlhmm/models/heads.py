@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from vlhmm.memory import require_memory
 from vlhmm.models.encoder import rows
+from vlhmm.models.settings import ModelSettings
 from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
 from vlhmm.ops.emission.by_token import token_log_emission, token_log_softmax
@@ -18,7 +20,7 @@ from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
 from vlhmm.precision import Precision
 from vlhmm.support import Support
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
 
 States = Int[Tensor, " n"] | None
 """Those asked for, or left; None: all."""
@@ -97,6 +99,20 @@ class BlockFactoredHead(nn.Module):
         # A block that is dead as a whole is never entered; a softmax over none of its states would be NaN.
         within = (by_block | ~live_blocks).flatten()
         return BlockFactoredTransition(log_block, *_behind_barrier(_scaled(out, self.out_scale), into, within))
+
+
+class LowRankHead(nn.Module):
+    """A[z, z'] = sum over r of p(r | z) p(z' | r), both softmaxes of linear maps of the features."""
+
+    def __init__(self, dim: int, rank: int, out_scale: float) -> None:
+        super().__init__()
+        self.to_class = unfilled(nn.Linear, dim, rank)
+        self.from_class = unfilled(nn.Linear, dim, rank, bias=False)
+        self.out_scale = out_scale
+
+    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+        log_out = self.to_class(_scaled(out, self.out_scale)).log_softmax(dim=1)
+        return LowRankTransition(log_out, _mask(self.from_class(into).T, live).log_softmax(dim=1).T)
 
 
 class TableHead(nn.Module):
@@ -186,8 +202,33 @@ class UnmaskedEmission(nn.Module):
         return table if tokens is None else word_rows(table, tokens).flatten(0, 1)
 
 
+def transition_head(settings: ModelSettings, support: Support) -> TransitionHead:
+    """The head of `settings.transition`; raises where the support does not allow it, or memory for a table."""
+    match settings.transition:
+        case "softmax":
+            # Only the kernels of the blocked recursion round the features of their tiles.
+            rounded = support.num_groups > 1
+            return SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
+        case "block-factored":
+            if not support.partition:
+                raise ValueError(
+                    'transition "block-factored" needs words and states partitioned into blocks: use "softmax"'
+                )
+            return BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
+        case "low-rank":
+            return LowRankHead(settings.dim, settings.rank, settings.out_scale)
+        case "table":
+            require_memory(
+                support.num_states**2 * torch.get_default_dtype().itemsize,
+                f"a transition table of {support.num_states} states",
+                "use fewer states, or a neural or linear parameterization, which stores no table",
+                support.group_of_word.device,
+            )
+            return TableHead(support.num_states)
+
+
 StartHead = FactoredStart | ScalarStart
-TransitionHead = SoftmaxHead | BlockFactoredHead | TableHead
+TransitionHead = SoftmaxHead | BlockFactoredHead | LowRankHead | TableHead
 EmissionHead = FactoredEmission | ScalarEmission | UnmaskedEmission
 
 

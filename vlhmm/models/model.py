@@ -12,7 +12,6 @@ from vlhmm.memory import require_memory
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.encoder import NoEncoder, StateEncoder, rows
 from vlhmm.models.heads import (
-    BlockFactoredHead,
     EmissionHead,
     FactoredEmission,
     FactoredStart,
@@ -20,9 +19,9 @@ from vlhmm.models.heads import (
     ScalarStart,
     SoftmaxHead,
     StartHead,
-    TableHead,
     TransitionHead,
     UnmaskedEmission,
+    transition_head,
 )
 from vlhmm.models.initialisation import initialise
 from vlhmm.models.joint_encoder import JointEncoder
@@ -31,18 +30,43 @@ from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
 from vlhmm.precision import Precision
 from vlhmm.support import Support, blocked_support
 from vlhmm.tables import Tables
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import Transition
 
 Window = Kept | LiveColumns | None
 """The states that a window uses: some of each block, all but with dead columns, or all."""
 
 
 class Model(nn.Module):
-    """An encoder and three heads over one support.
+    """A trainable module that computes the tables of an HMM: an encoder of states, and heads for start, transition and emission.
 
-    States can be dropped: a window then uses the states of a `Kept`, renumbered 0, 1, ... in its order. Its
-    tables are a smaller HMM: start and transition normalised over the kept states, emissions as they were. Under
-    `LiveColumns` states keep their numbers, and start and transition are normalised over those alive.
+    `neural_hmm`, `linear_hmm` and `scalar_hmm` make the usual ones. With state dropout a window uses the states of a `Kept`,
+    renumbered 0, 1, ... in its order. Its tables are those of a smaller HMM: start and transition are normalised over the states
+    kept, emissions are unchanged. Under `LiveColumns` states keep their numbers, and start and transition are normalised over the
+    states alive.
+
+    Args:
+        settings: Parameterization, sizes and initialisation.
+        support: Which states can emit which word.
+        reset_token: After this token the next state is drawn from the start distribution; None: never.
+        generator: Random numbers of the initialisation; None: the global generator of PyTorch.
+
+    Attributes:
+        settings: The settings.
+        reset_token: The reset token.
+        encoder: State embeddings and networks.
+        start: Head of p(z_1).
+        transition: Head of p(z' | z).
+        emission: Head of p(x | z).
+
+    Raises:
+        ValueError: Settings and support do not agree, or a table does not fit in memory.
+
+    Example:
+        >>> import numpy as np
+        >>> blocks = vlhmm.Blocks(np.array([0, 0, 1, 1, 1]), num_blocks=2)
+        >>> model = vlhmm.neural_hmm(blocks, states_per_block=4, dim=8)
+        >>> vlhmm.HMM(model.tables().detach())
+        HMM(8 states in 2 groups, 5 words, torch.float32, cpu)
     """
 
     encoder: StateEncoder | JointEncoder | NoEncoder
@@ -81,15 +105,7 @@ class Model(nn.Module):
             self.encoder = StateEncoder(support.num_states, settings)
         free_start = scalar or settings.start == "free"
         self.start = ScalarStart(support.num_states) if free_start else FactoredStart(settings.dim)
-        match settings.transition:
-            case "softmax":
-                # Only the kernels of the blocked recursion round the features of their tiles.
-                rounded = support.num_groups > 1
-                self.transition = SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
-            case "block-factored":
-                self.transition = BlockFactoredHead(settings.dim, support.num_groups, settings.out_scale)
-            case "table":
-                self.transition = TableHead(support.num_states)
+        self.transition = transition_head(settings, support)
         if settings.emission == "unmasked":
             self.emission = UnmaskedEmission(support.num_states, support.num_words)
         elif scalar or settings.emission == "free":
@@ -119,20 +135,48 @@ class Model(nn.Module):
 
     @property
     def support(self) -> Support:
+        """Which states can emit which word."""
         return Support(self.group_of_word, self.states_of_group, self._num_states, self._partition)
 
     @property
     def num_parameters(self) -> int:
+        """Number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def tables(self, window: Window = None) -> Tables:
-        """The HMM over the states of `window`; None: over all."""
+        """Compute the tables of the HMM.
+
+        Args:
+            window: The states in use, a `Kept` or `LiveColumns`; None: all.
+
+        Returns:
+            The tables, differentiable in the parameters.
+
+        Example:
+            >>> import numpy as np
+            >>> blocks = vlhmm.Blocks(np.array([0, 0, 1, 1, 1]), num_blocks=2)
+            >>> model = vlhmm.neural_hmm(blocks, states_per_block=4, dim=8)
+            >>> loss = -vlhmm.HMM(model.tables()).log_prob([[0, 2, 1]]).sum()
+            >>> loss.backward()
+        """
         return self.tables_with_boundary(None, window)[0]
 
     def boundary(self, source: Kept, target: Kept | None) -> Transition:
-        """From the states of `source` to those of `target` (None: all), normalised over `target`.
+        """Compute the transition from the states of one window to those of the next, normalised over the latter.
 
-        `source` may name any blocks in any order, for example those of a batch's last tokens alone.
+        Args:
+            source: Source states, of any blocks in any order.
+            target: Target states; None: all.
+
+        Returns:
+            The transition, a row for each source state.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.array([0, 0, 1]), num_blocks=2), states_per_block=4, dim=8)
+            >>> kept = model.kept_after_dropout(0.5, torch.Generator().manual_seed(0))
+            >>> model.boundary(model.all_states(), kept).log_rows(torch.tensor([0])).shape
+            torch.Size([1, 4])
         """
         target_states = self._flat(target)
         source_states = source.states.flatten()
@@ -151,11 +195,24 @@ class Model(nn.Module):
         with_start: bool = True,
         tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
-        """`tables(window)` and `boundary(previous, window)`, each network run once.
+        """Compute `tables(window)` and `boundary(previous, window)` in one pass of the networks.
 
-        No boundary for previous = None: then beliefs are carried by the tables' own transition. Without `with_start` the
-        start is left impossible: a window that goes on from a belief and has no reset never reads it. With `tokens` the
-        tables are for that text alone (`Tables.by_position`).
+        Args:
+            previous: The states of the window before; None: no boundary is needed, beliefs move by the transition of the tables.
+            window: The states in use, a `Kept` or `LiveColumns`; None: all.
+            with_start: Compute the start distribution. Without it the start is -inf, for a window that never reads it.
+            tokens: Compute the emissions of these tokens alone (see `Tables.by_position`); None: of all words.
+
+        Returns:
+            The tables, and the transition from the states of `previous` or None.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.array([0, 0, 1]), num_blocks=2), states_per_block=4, dim=8)
+            >>> kept = model.kept_after_dropout(0.5, torch.Generator().manual_seed(0))
+            >>> tables, boundary = model.tables_with_boundary(model.all_states(), kept)
+            >>> tables.num_states, boundary.log_rows(torch.tensor([0])).shape
+            (4, torch.Size([1, 4]))
         """
         states, leaving = self._flat(window), None
         if previous is not None:
@@ -175,7 +232,7 @@ class Model(nn.Module):
             transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
         boundary = None
         if previous is not None:
-            transition, boundary = _split_rows(transition, [support.num_states, previous.states.numel()])
+            transition, boundary = transition.split_rows([support.num_states, previous.states.numel()])
         tables = Tables(
             support,
             log_start,
@@ -217,29 +274,111 @@ class Model(nn.Module):
         with_start: bool = True,
         tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
-        """`tables_with_boundary`."""
+        """Compute `tables_with_boundary`, as `model(...)` of PyTorch.
+
+        Args:
+            previous: The states of the window before; None: no boundary is needed.
+            window: The states in use; None: all.
+            with_start: Compute the start distribution.
+            tokens: Compute the emissions of these tokens alone; None: of all words.
+
+        Returns:
+            The tables, and the transition from the states of `previous` or None.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.array([0, 0, 1]), num_blocks=2), states_per_block=4, dim=8)
+            >>> tables, boundary = model(None, None)
+            >>> tables.num_states, boundary
+            (8, None)
+        """
         return self.tables_with_boundary(previous, window, with_start=with_start, tokens=tokens)
 
     def kept_after_dropout(
         self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None
     ) -> Kept | None:
-        """A draw of the states that a window uses, written to `into` where that is given; None: all of them."""
+        """Draw the states that a window uses, equally many of each block.
+
+        Args:
+            dropout: The part of each block's states that is dropped, in [0, 1).
+            generator: Random numbers; None: the global generator of PyTorch.
+            into: Tensor that receives the state numbers; None: a new one.
+
+        Returns:
+            The states kept; None: all of them.
+
+        Raises:
+            ValueError: `dropout` is out of range, or the support is no partition.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.array([0, 0, 1]), num_blocks=2), states_per_block=4, dim=8)
+            >>> model.kept_after_dropout(0.5, torch.Generator().manual_seed(0)).states.shape
+            torch.Size([2, 2])
+        """
         if dropout != 0:
             self._check_partition()
         num_blocks, states_per_block = self.states_of_group.shape
         return draw_kept(num_blocks, states_per_block, dropout, generator, self.group_of_word.device, into)
 
     def columns_after_dropout(self, dropout: float, generator: torch.Generator | None = None) -> LiveColumns | None:
-        """A draw of the states that a window may enter; None: all of them."""
+        """Draw the states that a window may enter, each independently; every word keeps at least one of its states.
+
+        Args:
+            dropout: The probability that a state cannot be entered, in [0, 1).
+            generator: Random numbers; None: the global generator of PyTorch.
+
+        Returns:
+            The mask of states; None: all may be entered.
+
+        Raises:
+            ValueError: `dropout` is out of range.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.array([0, 0, 1]), num_blocks=2), states_per_block=4, dim=8)
+            >>> model.columns_after_dropout(0.5, torch.Generator().manual_seed(0)).live.shape
+            torch.Size([8])
+        """
         return draw_columns(self.support, dropout, generator, self.group_of_word.device)
 
     def all_states(self) -> Kept:
-        """All states as a `Kept`, for a boundary that comes from a window without dropout."""
+        """Return all states as a `Kept`, for a boundary from a window without dropout.
+
+        Returns:
+            All states of all blocks.
+
+        Raises:
+            ValueError: The support is no partition.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.array([0, 0, 1]), num_blocks=2), states_per_block=4, dim=8)
+            >>> model.all_states().states
+            tensor([[0, 1, 2, 3],
+                    [4, 5, 6, 7]])
+        """
         self._check_partition()
         return Kept(self.states_of_group)
 
     def support_of(self, window: Window) -> Support:
-        """The support of `tables(window)`."""
+        """Return the support of `tables(window)`.
+
+        Args:
+            window: The states in use; None: all.
+
+        Returns:
+            The support over the states in use.
+
+        Raises:
+            ValueError: The window has another number of blocks than the model.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.array([0, 0, 1]), num_blocks=2), states_per_block=4, dim=8)
+            >>> model.support_of(model.kept_after_dropout(0.5, torch.Generator().manual_seed(0))).num_states
+            4
+        """
         if not isinstance(window, Kept):
             return self.support
         self._check_partition()
@@ -281,28 +420,12 @@ def _lay_out_again(model: Model, _: object) -> None:
     model._lay_out()
 
 
-def _split_rows(transition: Transition, sizes: list[int]) -> list[Transition]:
-    """The same transition from some of its states, and from the others."""
-    # Unlike that of slices, the gradient of a split is one copy.
-    match transition:
-        case TableTransition(log_prob):
-            return [TableTransition(part) for part in log_prob.split(sizes)]
-        case SoftmaxTransition(out, into, log_normalizer):
-            parts = zip(out.split(sizes), log_normalizer.split(sizes), strict=True)
-            return [SoftmaxTransition(part, into, row_term) for part, row_term in parts]
-        case BlockFactoredTransition(log_block, out, into):
-            parts = zip(log_block.split(sizes), out.split(sizes), strict=True)
-            return [BlockFactoredTransition(row_term, part, into) for row_term, part in parts]
-
-
 def _check(settings: ModelSettings, support: Support, reset_token: int | None) -> None:
     if settings.states_per_block != support.states_per_word:
         raise ValueError(
             f"the settings ask for {settings.states_per_block} states per block, but the support has "
             f"{support.states_per_word}: set states_per_block to that"
         )
-    if settings.transition == "block-factored" and not support.partition:
-        raise ValueError('transition "block-factored" needs words and states partitioned into blocks: use "softmax"')
     if settings.embeddings == "factored" and not support.partition:
         raise ValueError('embeddings "factored" need words and states partitioned into blocks: use "tied" or "split"')
     if settings.emission == "unmasked":
@@ -310,13 +433,6 @@ def _check(settings: ModelSettings, support: Support, reset_token: int | None) -
             support.num_states * support.num_words * torch.get_default_dtype().itemsize,
             f"an emission table of {support.num_states} states and {support.num_words} words",
             'use fewer states, or emission "blocked"',
-            support.group_of_word.device,
-        )
-    if settings.transition == "table":
-        require_memory(
-            support.num_states**2 * torch.get_default_dtype().itemsize,
-            f"a transition table of {support.num_states} states",
-            "use fewer states, or a neural or linear parameterization, which stores no table",
             support.group_of_word.device,
         )
     if reset_token is not None and not 0 <= reset_token < support.num_words:

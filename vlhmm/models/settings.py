@@ -16,32 +16,45 @@ Role = Literal["into", "out", "emit"]
 
 @dataclass(frozen=True)
 class ModelSettings:
+    """What distinguishes one model from another; it is saved with the model.
+
+    Example:
+        >>> from vlhmm.models import ModelSettings
+        >>> ModelSettings(dim=64, transition="block-factored").states_per_block
+        256
+    """
+
     parameterization: Literal["neural", "linear", "scalar", "transformer"] = "neural"
-    """neural: networks of state embeddings; linear: the embeddings alone; scalar: free logits; transformer: a decoder that
-    reads the embeddings of all states as one sequence, in the order of their numbers."""
+    """neural: networks of state embeddings; linear: the embeddings alone; scalar: free logits; transformer: a decoder that reads the
+    embeddings of all states as one sequence, in the order of their numbers.
+    """
     states_per_block: int = 256
-    """K: the states that can emit a word."""
+    """K, the number of states that can emit a word."""
     dim: int = 256
-    """H: the width of embeddings and networks. A scalar model has none."""
-    transition: Literal["softmax", "block-factored", "table"] = "softmax"
-    """softmax: over all states; block-factored: over blocks, then over a block's states; table: free logits."""
+    """H, the width of embeddings and networks. A scalar model has none."""
+    transition: Literal["softmax", "block-factored", "low-rank", "table"] = "softmax"
+    """softmax: over all states; block-factored: over blocks, then over the states of a block; low-rank: over `rank` classes, then
+    over all states (Chiu, Deng & Rush 2021); table: free logits.
+    """
     target_network: bool = False
-    """A network for the state that is entered (Chiu & Rush, eq. 9), or its raw embedding (their code)."""
+    """Target states have a network (Chiu & Rush, eq. 9); without it their raw embedding is used (the code of that paper)."""
     embeddings: Literal["tied", "split", "factored"] = "tied"
-    """tied: one embedding a state; split: one each for leaving, entering and emitting; factored: half of it the
-    state's own, half its block's, and in a neural model a further network for each role composes the two."""
+    """tied: one embedding for each state; split: one each as source, as target and for emission; factored: one half belongs to the
+    state, the other to its block, and in a neural model a further network for each role composes the two.
+    """
     out_scale: float = 1.0
-    """Multiplies out in out . in: below 1, training begins with flatter transitions."""
+    """Factor of the source features in out . into: below 1, training begins with flatter transitions."""
     emission: Literal["blocked", "free", "unmasked"] = "blocked"
-    """blocked: normalised over the words that a state can emit, from its features, or in scalar models from free logits; free:
-    the same from free logits in every model; unmasked, in scalar models: over all words, with a logit for every pair. What falls
-    on words of other blocks is then lost: perplexity is an upper bound, and the tables, which can be scored, are not a whole HMM
-    that could be asked anything else."""
+    """blocked: normalised over the words that a state can emit, from its features, or in scalar models from free logits; free: the
+    same from free logits in every model; unmasked, for scalar models: over all words, with a logit for every pair. The probability
+    of words of other blocks is then lost: perplexity is an upper bound, and the tables can be scored but not queried otherwise.
+    """
     emission_bias: bool = True
-    """A bias for every word."""
+    """Every word has a bias."""
     emission_floor: float = 0.0
-    """The part of every state's emission that is spread evenly over the words it can emit, so that words never seen in
-    training do not become impossible; for little text."""
+    """The part of the emission of every state that is uniform over the words it can emit. Words that training never saw then stay
+    possible; for small texts.
+    """
     initialisation: Literal["code", "paper", "normal"] = "code"
     """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0; normal: embeddings, those of
     words too, N(0, 1), free logits N(0, init_scale^2), the rest as PyTorch does."""
@@ -50,24 +63,27 @@ class ModelSettings:
     init_scale: float = 0.01
     """Free logits start from U(-init_scale, init_scale)."""
     start: Literal["entered", "left", "free"] = "entered"
-    """What p(z_1) is read from. entered: the features of the state that is entered, in a neural model by Chiu & Rush by a network
-    of its own; left: those of the state that is left (H_in w of Lee & Berg-Kirkpatrick); free: a free logit a state."""
+    """What p(z_1) is computed from. entered: features of the state as a target, in a neural model by Chiu & Rush with a network of
+    its own; left: features of the state as a source (H_in w of Lee & Berg-Kirkpatrick); free: a free logit for each state.
+    """
     network: Literal["residual", "layers"] = "residual"
-    """Of a neural model. residual: that of Chiu & Rush; layers: that of Lee & Berg-Kirkpatrick,
-    LayerNorm(ReLU(y) + y) of y = ReLU(E W_1) W_2, one for each role, of which the next four settings leave parts out."""
+    """Of a neural model. residual: that of Chiu & Rush; layers: that of Lee & Berg-Kirkpatrick, LayerNorm(ReLU(y) + y) with
+    y = ReLU(E W_1) W_2, one for each role. The next four settings leave out parts of it.
+    """
     layers: int = 2
     """Network "layers": 2, or 1 for y = E W."""
     skip: bool = True
     """Network "layers": y is added to its ReLU; without: the ReLU alone. Needs 2 layers."""
     relu: bool = True
-    """Network "layers": without, nothing is done in place of the ReLUs."""
+    """Network "layers": without it the ReLUs are left out."""
     layer_norm: bool = True
-    """Network "layers"."""
+    """Network "layers": normalise the result."""
     monolithic: bool = False
-    """Network "layers", and transformer: one network for all roles, whose last layer is as many times as wide; on split
-    embeddings the same network reads each."""
+    """Network "layers", and transformer: one network for all roles, with a last layer that is wider by their number; with split
+    embeddings the same network reads each.
+    """
     decoder_layers: int = 4
-    """Transformer."""
+    """Transformer: number of layers."""
     decoder_heads: int = 4
     """Transformer: heads of attention, each dim / decoder_heads wide."""
     decoder_kv_heads: int = 0
@@ -75,7 +91,7 @@ class ModelSettings:
     decoder_hidden: int = 0
     """Transformer: width of the gated layers; 0: 8 for every 3 of dim."""
     causal: bool = True
-    """Transformer: a state sees those of lower number alone, as a pretrained body is used to; without, all."""
+    """Transformer: a state attends to states of lower number alone, as in a pretrained body; without it, to all."""
     rope_theta: float = 10_000.0
     """Transformer: base of the rotary positions."""
     norm_eps: float = 1e-5
@@ -84,9 +100,11 @@ class ModelSettings:
     """Multiplies the state embeddings that training starts from."""
     word_scale: float = 1.0
     """Multiplies the word embeddings that training starts from."""
+    rank: int = 64
+    """Number of classes of a low-rank transition."""
 
     def __post_init__(self) -> None:
-        for name in ("states_per_block", "dim", "decoder_layers", "decoder_heads"):
+        for name in ("states_per_block", "dim", "decoder_layers", "decoder_heads", "rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 1")
         for name in ("out_scale", "init_scale", "embedding_scale", "word_scale", "decoder_kv_heads", "decoder_hidden"):
@@ -104,7 +122,7 @@ class ModelSettings:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Those whose features are read at all: free logits need none."""
+        """What the features of a state are used for; free logits need none."""
         if self.parameterization == "scalar":
             return ()
         factored = self.transition != "table"
@@ -118,27 +136,52 @@ class ModelSettings:
 
     @property
     def encodes_jointly(self) -> bool:
-        """Whether features are made for all states at once."""
+        """Whether one network computes the features of all states together."""
         layered = self.parameterization == "neural" and self.network == "layers"
         return layered or self.parameterization == "transformer"
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values in a transformer."""
+        """Number of key and value heads of a transformer."""
         return self.decoder_kv_heads or self.decoder_heads
 
     @property
     def gated_dim(self) -> int:
-        """Width of a transformer's gated layers."""
+        """Width of the gated layers of a transformer."""
         # Three such matrices are as many parameters as two of 4 dim.
         return self.decoder_hidden or max(1, round(self.dim / 3)) * 8
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all settings as a dictionary, for JSON.
+
+        Returns:
+            Name and value of each setting.
+
+        Example:
+            >>> from vlhmm.models import ModelSettings
+            >>> ModelSettings(dim=64).to_dict()["dim"]
+            64
+        """
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelSettings:
-        """Settings that a person wrote: each name, type and choice is checked."""
+        """Make settings from names and values, each of which is checked.
+
+        Args:
+            values: Name and value of each setting that is not the default.
+
+        Returns:
+            The settings.
+
+        Raises:
+            ValueError: A name is unknown, or a value has the wrong type or is out of range.
+
+        Example:
+            >>> from vlhmm.models import ModelSettings
+            >>> ModelSettings.from_dict({"dim": 64}).dim
+            64
+        """
         return settings_from(cls, values)
 
     def _check_matrices(self) -> None:

@@ -8,30 +8,59 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenScore:
+    """A token and its log-probability.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.score("the cat sees a bird").tokens[1].token
+        'cat'
+    """
+
     token: str
+    """The token."""
     log_prob: float
-    """log p(token | all before it)."""
+    """log p(token | all tokens before)."""
 
 
 @dataclass(frozen=True)
 class Score:
+    """The tokens of a text with their log-probabilities.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> score = lm.score("the cat sees a bird")
+        >>> len(score.tokens), round(score.log_prob, 1)
+        (5, -1.3)
+    """
+
     tokens: list[TokenScore]
+    """Each token with its log-probability."""
 
     @property
     def log_prob(self) -> float:
+        """log p(text), the sum over the tokens."""
         return math.fsum(token.log_prob for token in self.tokens)
 
     @property
     def perplexity(self) -> float:
+        """exp(-log p(text) / number of tokens)."""
         return math.exp(-self.log_prob / len(self.tokens)) if self.log_prob > -math.inf else math.inf
 
 
 @dataclass(frozen=True)
 class NamedState:
-    """A state as a person reads it: its number, its block, the words it emits most."""
+    """A state with the words that it emits most; `str` shows both.
+
+    Example:
+        >>> from vlhmm.text.answers import NamedState
+        >>> print(NamedState(state=4, block=0, words=[("cat", 0.7), ("dog", 0.3)]))
+        4 [cat dog]
+    """
 
     state: int
+    """Number of the state."""
     block: int
+    """Number of its block."""
     words: list[tuple[str, float]]
     """The most likely words with p(word | state)."""
 
@@ -41,89 +70,181 @@ class NamedState:
 
 @dataclass(frozen=True)
 class TokenPosterior:
+    """The most likely states of a token, given the whole text.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> token = lm.posterior("the cat sees a bird", top=2)[1]
+        >>> token.token, len(token.states)
+        ('cat', 2)
+    """
+
     token: str
+    """The token."""
     states: list[tuple[NamedState, float]]
-    """The most likely states with p(state | text), best first."""
+    """The most likely states with p(state | text), most likely first."""
     entropy: float
-    """Of the posterior over states, in nats."""
+    """Entropy of p(state | text), in nats."""
 
 
 @dataclass(frozen=True)
 class BestPath:
+    """A state path of a text.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> path = lm.viterbi("the cat sees a bird")
+        >>> [state.words[0][0] for state in path.states]
+        ['the', 'cat', 'sees', 'a', 'bird']
+    """
+
     tokens: list[str]
+    """The tokens of the text."""
     states: list[NamedState]
+    """The state of each token."""
     log_prob: float
     """log p(text, states)."""
 
 
 @dataclass(frozen=True)
 class BestText:
+    """The best continuation of a prompt.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> best = lm.best_text("the cat", max_tokens=10)
+        >>> best.text, round(best.log_prob, 1)
+        ('the cat sees a bird', -1.4)
+    """
+
     text: str
+    """The text, prompt included."""
     log_prob: float
-    """log p(what was added, its states | the prompt)."""
+    """log p(new tokens and their states | prompt)."""
 
 
 @dataclass(frozen=True)
 class ExplainedState:
-    """A state that a token may have come from, and its neighbours on the way through the text."""
+    """A likely state of a token, with the likely states before and after it.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> token = lm.explain("the cat sees a bird", top=1, neighbours=1).tokens[1]
+        >>> state = token.states[0]
+        >>> state.previous[0][0].words[0][0], state.state.words[0][0], state.next[0][0].words[0][0]
+        ('the', 'cat', 'sees')
+    """
 
     state: NamedState
+    """The state."""
     prob: float
     """p(state | text)."""
     previous: list[tuple[NamedState, float]]
     """The most likely states before it, with p(state before | this state, text); none where the text begins from the start distribution."""
     next: list[tuple[NamedState, float]]
-    """The most likely states after it, with p(state after | this state, text); after the last token those that the model expects."""
+    """The most likely states after it, with p(state after | this state, text); after the last token p(state after | this state)."""
 
 
 @dataclass(frozen=True)
 class ExplainedToken:
+    """A token with its surprisal and its likely states.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> token = lm.explain("the cat sees a bird").tokens[1]
+        >>> token.token, round(token.surprisal, 1), len(token.states)
+        ('cat', 0.4, 3)
+    """
+
     token: str
+    """The token."""
     log_prob: float
-    """log p(token | all before it)."""
+    """log p(token | all tokens before)."""
     entropy: float
-    """Of p(state | text), in nats."""
+    """Entropy of p(state | text), in nats."""
     states: list[ExplainedState]
-    """The most likely ones, best first."""
+    """The most likely states, most likely first."""
 
     @property
     def surprisal(self) -> float:
-        """In nats."""
+        """-log p(token | all tokens before), in nats."""
         return -self.log_prob
 
 
 @dataclass(frozen=True)
 class Explanation:
+    """How the model reads a text, token by token.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> explanation = lm.explain("the cat sees a bird")
+        >>> [token.token for token in explanation.tokens], round(explanation.score.perplexity, 1)
+        (['the', 'cat', 'sees', 'a', 'bird'], 1.3)
+    """
+
     tokens: list[ExplainedToken]
+    """The explanation of each token."""
     path_entropy: float
-    """Of p(all states | text), in nats."""
+    """Entropy of p(all states | text), in nats."""
 
     @property
     def score(self) -> Score:
+        """The log-probabilities of the tokens."""
         return Score([TokenScore(token.token, token.log_prob) for token in self.tokens])
 
 
 @dataclass(frozen=True)
 class Filling:
+    """A text whose gaps are filled.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> best = lm.infill("the ___ hears a ___", num=0).best
+        >>> best.text, best.gaps
+        ('the cat hears a bird', ['cat', 'bird'])
+    """
+
     text: str
+    """The whole text."""
     gaps: list[str]
-    """What stands in each gap."""
+    """The text in each gap."""
     log_prob: float
-    """log p(what stands in the gaps | the rest), number of tokens included."""
+    """log p(the tokens in the gaps and their number | the rest of the text)."""
 
 
 @dataclass(frozen=True)
 class FilledGap:
+    """What may stand in one gap.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> gap = lm.infill("the cat hears a bird ___{2,3}", eos=True, num=0).gaps[0]
+        >>> gap.lengths[0][0], [position[0][0] for position in gap.tokens]
+        (3, ['in', 'the', 'garden'])
+    """
+
     lengths: list[tuple[int, float]]
-    """Each number of tokens that the gap may have with p(number | the rest), likeliest first."""
+    """Each possible number of tokens with p(number | the rest of the text), most likely first."""
     tokens: list[list[tuple[str, float]]]
-    """For each position, if all gaps have their likeliest numbers of tokens, the most likely tokens with p(token | the rest)."""
+    """For each position the most likely tokens with p(token | the rest), given that every gap has its most likely number of tokens."""
 
 
 @dataclass(frozen=True)
 class Infilling:
+    """What may stand in the gaps of a text.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> filled = lm.infill("the cat ___ a bird", num=3, generator=torch.Generator().manual_seed(0))
+        >>> filled.best.text, len(filled.gaps), len(filled.samples)
+        ('the cat sees a bird', 1, 3)
+    """
+
     log_prob: float
-    """log p(the text), what stands in the gaps summed out, all numbers of tokens being equally likely beforehand."""
+    """log p(the known text), summed over what stands in the gaps; all numbers of tokens have the same prior probability."""
     gaps: list[FilledGap]
+    """What may stand in each gap."""
     best: Filling
+    """The best filling."""
     samples: list[Filling]
+    """Fillings drawn from their exact distribution."""

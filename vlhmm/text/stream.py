@@ -15,11 +15,24 @@ TAIL_CHARACTERS = 64
 
 
 class TextStream:
-    """One text, equal to scoring it whole, in constant memory.
+    """A text that is fed piece by piece, in constant memory; the scores are those of the whole text.
 
-    Token ids may be cut anywhere. Text may be cut between words, before or after the white space: each piece is encoded as it
-    stands after the words before it, and white space at its end waits for the next piece. A cut inside a word makes two words
-    of it, or other subwords than the whole text has: feed ids where that can happen.
+    Token ids may be cut anywhere. A text may be cut between words, before or after the white space: each piece is encoded as it
+    stands after the words before it, and white space at its end waits for the next piece. A cut inside a word makes two words of
+    it, or other subwords than the whole text has; feed token ids where that can happen.
+
+    Args:
+        stream: A stream of the HMM with one text.
+        tokenizer: The tokenizer of the model.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> stream = lm.stream()
+        >>> scores = [*stream.feed("the cat "), *stream.feed("sees a bird")]
+        >>> [score.token for score in scores]
+        ['the', 'cat', 'sees', 'a', 'bird']
+        >>> abs(stream.log_prob - lm.score("the cat sees a bird").log_prob) < 1e-5
+        True
     """
 
     def __init__(self, stream: Stream, tokenizer: Tokenizer) -> None:
@@ -28,15 +41,32 @@ class TextStream:
 
     @property
     def log_prob(self) -> float:
-        """log p of all that was fed."""
+        """log p of everything that was fed."""
         return float(self._stream.log_prob[0])
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens that were fed."""
         return int(self._stream.num_tokens[0])
 
     def feed(self, piece: str | Sequence[int]) -> list[TokenScore]:
-        """log p of each token given all that was fed before."""
+        """Feed a piece of text and return log p(token | everything fed before) of its tokens.
+
+        Args:
+            piece: Text, or token ids.
+
+        Returns:
+            Tokens with their log-probabilities; none for an empty piece.
+
+        Raises:
+            ValueError: A token id is out of range.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> scores = lm.stream().feed("the cat")
+            >>> scores[1].token, round(scores[1].log_prob, 1)
+            ('cat', -0.4)
+        """
         if isinstance(piece, str):
             piece = self._held + piece
             text = piece.rstrip()
@@ -51,13 +81,44 @@ class TextStream:
         return [TokenScore(self._tokenizer.token(token), value) for token, value in zip(ids, log_probs, strict=True)]
 
     def next_tokens(self, top: int = 10) -> list[tuple[str, float]]:
-        """The likeliest next tokens with their probabilities."""
+        """Return the most likely next tokens.
+
+        Args:
+            top: Number of tokens.
+
+        Returns:
+            Tokens with their probabilities, most likely first.
+
+        Raises:
+            ImpossibleTextError: The text fed so far has probability zero.
+            ValueError: `top` is below 1.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> stream = lm.stream()
+            >>> _ = stream.feed("the dog")
+            >>> [token for token, prob in stream.next_tokens(2)]
+            ['sees', 'hears']
+        """
         best = self._stream.next_tokens(top)
         names = [self._tokenizer.token(token) for token in best.tokens[0].tolist()]
         return list(zip(names, best.probs[0].tolist(), strict=True))
 
     def fork(self) -> TextStream:
-        """A stream that has been fed the same and goes its own way."""
+        """Return an independent stream that has been fed the same text.
+
+        Returns:
+            The copy. Feeding one does not change the other.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> stream = lm.stream()
+            >>> _ = stream.feed("the dog")
+            >>> branch = stream.fork()
+            >>> _ = branch.feed(" sees")
+            >>> stream.num_tokens, branch.num_tokens
+            (2, 3)
+        """
         forked = copy(self)
         forked._stream = self._stream.fork()
         return forked

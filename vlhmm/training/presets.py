@@ -160,6 +160,14 @@ PRESETS: dict[str, Recipe] = {
         ModelSettings(parameterization="linear", embeddings="split", states_per_block=128, transition="block-factored"),
         TrainSettings(batch_size=32, window=64, ema=0.998),
     ),
+    # Chiu, Deng & Rush 2021: every state emits every word, and a step costs Z R instead of Z^2.
+    "low-rank": Recipe(
+        BlockSettings(clustering="one", reset="eos"),
+        ModelSettings(
+            states_per_block=4096, dim=256, transition="low-rank", rank=256, target_network=True, initialisation="paper"
+        ),
+        TrainSettings(learning_rate=0.003, state_dropout=0.0, batch_size=32, window=64, ema=0.998),
+    ),
     # Samples of a language model, dense: every token by any state, as a guide for that model needs it.
     "distill": Recipe(
         BlockSettings(clustering="one", reset="eos"),

@@ -14,50 +14,67 @@ DROPOUT_STAGES = 5
 
 @dataclass(frozen=True)
 class TrainSettings:
+    """The settings of a training run, apart from model and text.
+
+    Example:
+        >>> vlhmm.TrainSettings(epochs=5, learning_rate=0.02).schedule
+        'cosine'
+        >>> vlhmm.TrainSettings(epochs=0)
+        Traceback (most recent call last):
+            ...
+        ValueError: epochs is 0, but must be at least 1
+    """
+
     learning_rate: float = 1e-2
-    """The largest one, after warm-up."""
+    """The largest learning rate, reached after warm-up."""
     schedule: ScheduleKind = "cosine"
-    """cosine: down to final_rate of it; plateau: divided by decay when validation stops falling; constant."""
+    """cosine: falls to `final_rate` of the largest; plateau: divided by `decay` when validation stops improving; constant."""
     warmup: float = 0.02
-    """The part of all steps over which the rate rises from 0."""
+    """The part of all steps in which the learning rate rises linearly from 0."""
     final_rate: float = 0.02
-    """cosine: what is left of the rate at the end."""
+    """cosine: the learning rate at the end, as a part of the largest."""
     patience: int = 8
-    """plateau: checks without a better validation loss before the rate falls."""
+    """plateau: checks without a better validation loss after which the learning rate falls."""
     decay: float = 4.0
     """plateau: what the rate is divided by."""
     min_rate: float = 0.0
-    """plateau: training ends when the rate has fallen below this: nothing changes any more."""
+    """plateau: training ends when the learning rate falls below this."""
     epochs: int = 20
+    """Passes over the training text."""
     batch_size: int = 16
-    """Windows side by side."""
+    """Windows in a batch."""
     window: int = 32
-    """Tokens of a window."""
+    """Tokens in a window."""
     windows: Literal["carried", "independent"] = "carried"
-    """carried: each window goes on from the last one's belief; independent: each begins from the start distribution."""
+    """carried: each window continues from the belief of the last; independent: each begins from the start distribution."""
     state_dropout: float = 0.5
-    """The part of each block's states that a step leaves out."""
+    """The part of the states of each block that a step drops."""
     state_dropout_end: float = -1.0
-    """The same in the last epochs, reached over the training in equal steps, between epochs; -1: it does not change."""
+    """The state dropout of the last epochs; it changes in equal steps between epochs. -1: it does not change."""
     dropout: Literal["states", "columns"] = "states"
-    """states: exactly that part of each block is left out; columns: each state, independently, cannot be entered in a step,
-    which works without blocks too."""
+    """states: exactly that part of each block is dropped; columns: each state, independently, cannot be entered in a step, which
+    needs no blocks.
+    """
     beta1: float = 0.9
+    """Adam: decay of the mean of the gradient."""
     beta2: float = 0.999
+    """Adam: decay of the mean of the squared gradient."""
     weight_decay: float = 0.0
+    """AdamW: weight decay."""
     clip: float = 5.0
-    """The largest norm of the gradient; 0: not clipped."""
+    """Largest norm of the gradient; 0: no clipping."""
     ema: float = 0.0
-    """Decay of the running average of weights that is evaluated and saved; 0: the weights themselves."""
+    """Decay of the exponential moving average of the weights, which is then evaluated and saved; 0: the weights themselves."""
     freeze_embeddings: float = 0.0
-    """The part of all steps, the first ones, in which embeddings stay as they are."""
+    """The part of all steps, from the first on, in which embeddings are frozen."""
     frozen: Literal["states", "words", "both"] = "both"
-    """Which of them."""
+    """Which embeddings are frozen."""
     checks_per_epoch: int = 4
-    """How often validation perplexity is taken."""
+    """How often validation perplexity is computed."""
     graphs: bool = True
-    """On a GPU: run steps as CUDA graphs. The result is the same; off, errors are easier to find."""
+    """Run steps as CUDA graphs on a GPU. The result is the same; without them errors are easier to locate."""
     seed: int = 0
+    """Seed of state dropout and of the order of the text."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
@@ -81,7 +98,19 @@ class TrainSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0")
 
     def dropout_in(self, epoch: int) -> float:
-        """The state dropout of an epoch, counted from 0."""
+        """Return the state dropout of an epoch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+
+        Returns:
+            The part of the states that is dropped.
+
+        Example:
+            >>> settings = vlhmm.TrainSettings(epochs=5, state_dropout=0.5, state_dropout_end=0.0)
+            >>> [round(settings.dropout_in(epoch), 3) for epoch in range(5)]
+            [0.5, 0.375, 0.25, 0.125, 0.0]
+        """
         if self.state_dropout_end == -1:
             return self.state_dropout
         stages = min(DROPOUT_STAGES, self.epochs)

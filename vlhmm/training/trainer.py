@@ -83,13 +83,24 @@ class CheckEvent:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Training is over, by its plan or before."""
+    """The end of a training run.
+
+    Example:
+        >>> from vlhmm.training.trainer import Stopped
+        >>> Stopped("time", step=150, num_steps=200, best_perplexity=1.44, seconds=60.0).reason
+        'time'
+    """
 
     reason: Literal["finished", "time", "interrupted"]
+    """finished: all steps were made; time: `max_seconds` was reached; interrupted: SIGINT or SIGTERM."""
     step: int
+    """Steps that were made, those before a resume included."""
     num_steps: int
+    """Steps that were planned."""
     best_perplexity: float
+    """Validation perplexity of the weights that were kept."""
     seconds: float
+    """Wall time since the start or the resume."""
 
 
 Event = StepEvent | CheckEvent | Stopped
@@ -115,10 +126,43 @@ def train(
     max_seconds: float | None = None,
     **changes: Any,
 ) -> Stopped:
-    """Trains `model` in place, on its own device, and leaves it with the weights that were best on validation.
+    r"""Train `model` by gradient ascent on log p(x), in place.
 
-    `changes` are settings by name. With `out` the run can be stopped at any time and resumed to bit-identical weights
-    (on a CPU); whoever wants to watch iterates over `training` instead.
+    The model is trained on its own device and keeps the weights that were best on the validation text. With `out`, the run can be
+    stopped at any time and resumed; on a CPU the resumed run gives bit-identical weights. `training` of the module
+    `vlhmm.train` is the same loop as a generator of events, for a progress display.
+
+    Args:
+        model: The model, over the vocabulary of the corpus.
+        corpus: Training and validation text.
+        settings: The settings; None: the defaults of `TrainSettings`.
+        joint: A first phase that maximises log p(x, z) with given states z; None: none.
+        out: Folder for the model, the training state and the log; `vlhmm.load` reads it. None: nothing is written.
+        resume: Continue the run in `out`.
+        max_seconds: Stop after that time; None: no limit.
+        **changes: Settings by name, in place of those of `settings`.
+
+    Returns:
+        Why and where training stopped, and the best validation perplexity.
+
+    Raises:
+        ValueError: A setting is unknown or out of range, the corpus has another vocabulary than the model, or `out` already holds a model.
+        DivergedError: The loss is NaN or far above that of a uniform model. The last good checkpoint is kept.
+
+    Example:
+        >>> from pathlib import Path
+        >>> who, what, where = ["cat", "cat", "dog"], ["bird", "bird", "fish"], ["", "", " in the garden"]
+        >>> verbs = ["sees", "sees", "hears"]
+        >>> lines = [f"the {a} {v} a {b}{place}" for a in who for v in verbs for b in what for place in where]
+        >>> _ = Path("animals.txt").write_text("\n".join(8 * lines))
+        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> tokenizer = corpus.tokenizer
+        >>> blocks = vlhmm.brown_clusters(corpus.train, 6, vocab_size=tokenizer.vocab_size)
+        >>> model = vlhmm.neural_hmm(blocks, states_per_block=8, dim=16, eos_id=tokenizer.eos_id, reset="eos")
+        >>> settings = vlhmm.TrainSettings(epochs=5, batch_size=8, learning_rate=0.02, state_dropout=0.0)
+        >>> result = vlhmm.train(model, corpus, settings, out="demo-model")
+        >>> result.reason, round(result.best_perplexity, 1)
+        ('finished', 1.4)
     """
     settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
     return run_to_end(training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds))

@@ -1,9 +1,9 @@
-"""Transitions: p(z' | z), one file a kind."""
+"""Transitions: p(z' | z), one file a kind, all of them behind the protocol `Transition`."""
 
 from vlhmm.transitions.block_factored import BlockFactoredTransition
+from vlhmm.transitions.low_rank import LowRankTransition
+from vlhmm.transitions.protocol import Transition
 from vlhmm.transitions.softmax import SoftmaxTransition
 from vlhmm.transitions.table import TableTransition
 
-Transition = TableTransition | SoftmaxTransition | BlockFactoredTransition
-
-__all__ = ["BlockFactoredTransition", "SoftmaxTransition", "TableTransition", "Transition"]
+__all__ = ["BlockFactoredTransition", "LowRankTransition", "SoftmaxTransition", "TableTransition", "Transition"]

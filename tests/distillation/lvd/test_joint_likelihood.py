@@ -6,7 +6,7 @@ import torch
 from kinds import SEEDS, close, every_kind, some_sentences
 from oracle import Kind, assemble, ragged, random_hmm, random_logits
 
-import vlhmm.inference.joint as joint
+import vlhmm.transitions.block_factored as block_factored
 from vlhmm.distillation.lvd import joint_log_prob
 from vlhmm.hmm import HMM
 from vlhmm.inference.gather import Batch
@@ -62,7 +62,7 @@ def test_the_gradient_is_that_of_finite_differences(support: str, transition: st
     sentence = torch.tensor(oracle.sentence(5, np.random.default_rng(3)))[None]
     states = tables.support.states_of(sentence)[..., 0]
     # Two positions at a time: parts must give the gradient of the whole.
-    monkeypatch.setattr(joint, "TILE_BYTES", 1)
+    monkeypatch.setattr(block_factored, "TILE_BYTES", 1)
 
     def log_prob(*values: torch.Tensor) -> torch.Tensor:
         made = assemble(kind, tables.support, dict(zip(logits, values, strict=True)))

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
 from vlhmm.ops.recursion import recursion
+from vlhmm.ops.transition_tiles import TransitionOperands
 from vlhmm.precision import Precision
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 if TYPE_CHECKING:
     from vlhmm.ops.blocked_recursion.launch import Cut
@@ -56,37 +56,27 @@ def blocked_recursion_by_kernels(
 ) -> BlockedRun:
     """The same by the Triton kernels, in float32; `cut` overrules how the work is cut into pieces."""
     transition = factors.transition
-    row_term = factors.row_term.float()
-    if isinstance(transition, TableTransition):
-        # The first tensor holds it, and the other two are empty.
-        out, into = transition.log_prob.float(), row_term
-    else:
-        out, into = transition.out, transition.into
+    row_term = None if transition.row_term is None else transition.row_term.float()
+    out = transition.out.float() if transition.is_table else transition.out
     token_log_probs, log_last, suspect = _BlockedRecursion.apply(
         factors.log_previous.float(),
         factors.log_inits.float(),
         out,
-        into,
+        transition.into,
         row_term,
         factors.log_emission.float(),
         (factors.init_of, factors.source_group, factors.target_group, factors.lengths),
         factors.states_of_group,
-        type(transition),
+        transition.per_block,
         precision,
         cut,
     )
     return BlockedRun(token_log_probs, log_last, suspect)
 
 
-def _rebuilt(tensors: tuple[Tensor, ...], states_of_group: Tensor | None, kind: type[Transition]) -> BlockedFactors:
+def _rebuilt(tensors: tuple[Any, ...], states_of_group: Tensor | None, per_block: bool) -> BlockedFactors:
     log_previous, log_inits, out, into, row_term, log_emission, init_of, source_group, target_group, lengths = tensors
-    transition: Transition
-    if kind is TableTransition:
-        transition = TableTransition(out)
-    elif kind is BlockFactoredTransition:
-        transition = BlockFactoredTransition(row_term, out, into)
-    else:
-        transition = SoftmaxTransition(out, into, row_term)
+    transition = TransitionOperands(out, into, row_term, per_block)
     groups = (source_group, target_group)
     return BlockedFactors(log_previous, log_inits, init_of, transition, *groups, log_emission, lengths, states_of_group)
 
@@ -98,12 +88,12 @@ class _BlockedRecursion(torch.autograd.Function):
         log_previous: Tensor,
         log_inits: Tensor,
         out: Tensor,
-        into: Tensor,
-        row_term: Tensor,
+        into: Tensor | None,
+        row_term: Tensor | None,
         log_emission: Tensor,
         indices: tuple[Tensor, Tensor, Tensor, Tensor],
         states_of_group: Tensor | None,
-        kind: type[Transition],
+        per_block: bool,
         precision: Precision,
         cut: Cut | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,9 +101,9 @@ class _BlockedRecursion(torch.autograd.Function):
         from vlhmm.ops.blocked_recursion import launch
 
         inputs = (log_previous, log_inits, out, into, row_term, log_emission, *indices)
-        factors = _rebuilt(inputs, states_of_group, kind)
+        factors = _rebuilt(inputs, states_of_group, per_block)
         # The tiles of a table are in float32 always.
-        cut = cut or launch.cut_for(factors.num_states, "highest" if kind is TableTransition else precision)
+        cut = cut or launch.cut_for(factors.num_states, "highest" if into is None else precision)
         packed = launch.operands(factors, precision)
         run = launch.forward(factors, packed, precision, cut)
         ctx.save_for_backward(
@@ -122,7 +112,7 @@ class _BlockedRecursion(torch.autograd.Function):
             *(run.token_log_probs, run.log_last, run.suspect, run.tiles),
             *(run.weight, run.emission, run.alpha, run.totals),
         )
-        ctx.kind, ctx.precision, ctx.cut = kind, precision, cut
+        ctx.per_block, ctx.precision, ctx.cut = per_block, precision, cut
         ctx.mark_non_differentiable(run.suspect)
         ctx.set_materialize_grads(False)
         return run.token_log_probs, run.log_last, run.suspect
@@ -135,7 +125,7 @@ class _BlockedRecursion(torch.autograd.Function):
         # Asked for once: under checkpointing a second time would be refused.
         saved = ctx.saved_tensors
         factors, packed, run = (
-            _rebuilt(saved[:10], saved[10], ctx.kind),
+            _rebuilt(saved[:10], saved[10], ctx.per_block),
             launch.Operands(*saved[11:14]),
             launch.Run(*saved[14:]),
         )

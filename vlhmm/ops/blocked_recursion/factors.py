@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion import Factors
+from vlhmm.ops.transition_tiles import TransitionOperands
 from vlhmm.support import Support
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition, Transition
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BlockedFactors:
     """All -inf: the past is impossible, and so is all that follows."""
     log_inits: Float[Tensor, "I K"]
     init_of: Int[Tensor, "B T"]
-    transition: Transition
+    transition: TransitionOperands
     source_group: Int[Tensor, "B T"]
     """Any valid group where the state begins anew or past the length; `target_group` likewise."""
     target_group: Int[Tensor, "B T"]
@@ -41,24 +41,9 @@ class BlockedFactors:
         """K, the states of a group."""
         return self.log_emission.shape[2]
 
-    @property
-    def block_factored(self) -> bool:
-        return isinstance(self.transition, BlockFactoredTransition)
-
-    @property
-    def row_term(self) -> Float[Tensor, ...]:
-        """What a row of the transition has beside its features: log_block (Z, M) or log_normalizer (Z,); in a table nothing."""
-        match self.transition:
-            case BlockFactoredTransition(log_block):
-                return log_block
-            case SoftmaxTransition():
-                return self.transition.log_normalizer
-            case TableTransition(log_prob):
-                return log_prob.new_empty(0)
-
     def with_tiles(self) -> Factors:
         """The same factors with each position's log tile made: (B T, K, K) numbers."""
-        source, target = (self._support(states) for states in self._transition_shape())
+        source, target = (self._support(states) for states in self.transition.shape)
         tile_of = torch.arange(self.source_group.numel(), device=self.source_group.device)
         return Factors(
             self.log_previous,
@@ -69,12 +54,6 @@ class BlockedFactors:
             self.log_emission,
             self.lengths,
         )
-
-    def _transition_shape(self) -> tuple[int, int]:
-        transition = self.transition
-        if isinstance(transition, TableTransition):
-            return transition.log_prob.shape[0], transition.log_prob.shape[1]
-        return transition.out.shape[0], transition.into.shape[0]
 
     def _support(self, num_states: int) -> Support:
         if self.states_of_group is not None:

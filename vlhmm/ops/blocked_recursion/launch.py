@@ -16,7 +16,6 @@ from vlhmm.ops.groups.order import group_order
 from vlhmm.ops.rounding import logit_product
 from vlhmm.ops.sizes import pieces, power_of_2
 from vlhmm.precision import Precision
-from vlhmm.transitions import TableTransition
 
 LARGEST_STATES = 1024
 """The most states of a group: a row of a tile is held whole by one program."""
@@ -157,7 +156,7 @@ def product_precision(precision: Precision) -> str:
 def operands(factors: BlockedFactors, precision: Precision) -> Operands:
     """Packed once: each row is read by every position of its group."""
     transition = factors.transition
-    if isinstance(transition, TableTransition):
+    if transition.into is None:
         return Operands(*(factors.log_emission.new_empty(shape) for shape in [(0, 0), (0, 0), (0,)]))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     out, _ = _packed(transition.out, dtype)
@@ -184,21 +183,23 @@ def _states(factors: BlockedFactors) -> Int[Tensor, "G K"] | None:
 
 
 def num_blocks(factors: BlockedFactors) -> int:
-    return factors.row_term.shape[1] if factors.block_factored else 1
+    transition = factors.transition
+    return transition.row_term.shape[1] if transition.per_block and transition.row_term is not None else 1
 
 
 def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut: Cut) -> Run:
     batch, length, num_states = factors.log_emission.shape
     log_emission = factors.log_emission.contiguous()
     # Tiles of a table are read as they are: no product has rounded them.
-    rounded = precision == "bf16" and not isinstance(factors.transition, TableTransition)
+    rounded = precision == "bf16" and not factors.transition.is_table
     tiles_type = torch.bfloat16 if rounded else torch.float32
     tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
     log_weight, weight, emission, alpha = (torch.empty_like(log_emission) for _ in range(4))
     found_zero = log_emission.new_zeros(1, dtype=torch.int32)
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
-    if isinstance(factors.transition, TableTransition):
-        log_prob = factors.transition.log_prob.contiguous()
+    row_term = factors.transition.row_term
+    if row_term is None:
+        log_prob = factors.transition.out.contiguous()
         tiles_kernel.cut_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
             *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
@@ -208,10 +209,10 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     else:
         width = packed.out.shape[1]
         tiles_kernel.make_tiles[(batch * length, pieces(cut.states, cut.tile_rows))](
-            *(packed.out, packed.into, packed.barrier, factors.row_term.contiguous(), *groups, _states(factors)),
+            *(packed.out, packed.into, packed.barrier, row_term.contiguous(), *groups, _states(factors)),
             *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
             WIDTH=width,
-            BLOCK_FACTORED=factors.block_factored,
+            BLOCK_FACTORED=factors.transition.per_block,
             PRODUCT=logit_product(precision),
             K_PAD=cut.states,
             ROWS=cut.tile_rows,
@@ -236,7 +237,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         ROWS=cut.forward_rows,
         STAGES=cut.forward_stages,
         PARTS=cut.forward_parts,
-        FADING_MATTERS=precision == "highest" or isinstance(factors.transition, TableTransition),
+        FADING_MATTERS=precision == "highest" or factors.transition.is_table,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
@@ -260,8 +261,7 @@ def backward(
     d_log_inits = None
     if factors.log_inits.requires_grad:
         d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
-    is_table = isinstance(transition, TableTransition)
-    d_row_term = None if is_table else torch.zeros_like(factors.row_term.contiguous())
+    d_row_term = None if transition.row_term is None else torch.zeros_like(transition.row_term.contiguous())
     if token_cotangent is None:
         token_cotangent = torch.zeros_like(run.token_log_probs)
     vectors = (run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous())
@@ -280,12 +280,12 @@ def backward(
         *(*vectors, factors.source_group.contiguous(), factors.target_group.contiguous(), _states(factors)),
         *(factors.log_previous.contiguous(), lengths, *cotangents, mean, sent, posterior, ratio),
         *(d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
-        BLOCK_FACTORED=factors.block_factored,
+        BLOCK_FACTORED=factors.transition.per_block,
         K_PAD=cut.states,
         num_warps=1 if cut.states <= 128 else 4,
     )
-    if isinstance(transition, TableTransition):
-        from_table = _table_gradient(factors, transition.log_prob, run.tiles, sent, ratio, cut)
+    if transition.into is None:
+        from_table = _table_gradient(factors, transition.out, run.tiles, sent, ratio, cut)
         return Gradient(d_log_previous, d_log_inits, from_table, None, None, posterior)
     # Of B T group numbers; no large tensor is moved.
     order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
@@ -349,7 +349,7 @@ def _feature_gradient(
     tiles_kernel.accumulate[(pieces(num_positions, stretch), *parts)](
         *(tiles, sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
-        BLOCK_FACTORED=factors.block_factored,
+        BLOCK_FACTORED=factors.transition.per_block,
         BY_TARGET=by_target,
         PRECISION=product_precision(precision),
         K_PAD=cut.states,

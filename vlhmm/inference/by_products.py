@@ -1,0 +1,66 @@
+"""Windows of a dense HMM whose transition multiplies messages cheaper than its table would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlhmm.inference.gather import Batch, Boundary, Starts, window_emission, window_factors, window_starts
+from vlhmm.ops.message_recursion import message_recursion
+from vlhmm.ops.recursion import recursion
+from vlhmm.records import convert
+from vlhmm.tables import Belief, Tables
+from vlhmm.transitions import Transition
+
+
+def by_products(tables: Tables) -> bool:
+    return tables.support.dense and tables.transition.by_products
+
+
+def product_window(
+    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
+    """log p(x_t | x_<t) and the last log message; sequences with underflow are done again by tiles, in float64."""
+    starts = window_starts(tables, batch, belief)
+    if belief is not None and boundary is not None:
+        starts = _entered(starts, belief, boundary)
+    run = message_recursion(
+        tables.transition.pusher(),
+        starts.log_previous,
+        starts.log_inits,
+        starts.init_of,
+        window_emission(tables, batch),
+        batch.lengths,
+        has_zeros=_has_zeros(tables.transition),
+    )
+    rows = run.underflow.nonzero()[:, 0]
+    if not rows.numel():
+        return run.token_log_probs, run.log_last
+    factors = window_factors(tables, batch, belief, boundary).sequences(rows)
+    again = recursion(convert(factors, dtype=torch.float64), "highest")
+    dtype = run.token_log_probs.dtype
+    return (
+        run.token_log_probs.index_copy(0, rows, again[0].to(dtype)),
+        run.log_last.index_copy(0, rows, again[1].to(dtype)),
+    )
+
+
+def _entered(starts: Starts, belief: Belief, boundary: Boundary) -> Starts:
+    """Position 0 begun from where the beliefs lead: the rows of sequence b are the b-th stretch of the boundary's."""
+    size, states = belief.log_probs.shape
+    parts = boundary.transition.split_rows([states] * size)
+    entered = torch.cat([part.pusher()(probs[None]) for part, probs in zip(parts, belief.probs, strict=True)])
+    own = starts.log_inits.shape[0] + torch.arange(size, device=starts.init_of.device)
+    init_of = starts.init_of.clone()
+    # After a reset nothing is carried on.
+    init_of[:, 0] = torch.where(init_of[:, 0] < 0, own, init_of[:, 0])
+    log_entered = torch.where(entered > 0, entered.clamp(min=torch.finfo(entered.dtype).tiny).log(), -torch.inf)
+    return replace(starts, log_inits=torch.cat([starts.log_inits, log_entered]), init_of=init_of)
+
+
+def _has_zeros(transition: Transition) -> bool:
+    """Whether a stored probability is zero or underflows to it."""
+    return any(bool(log_probs.detach().amin().exp() == 0) for _, log_probs in transition.distributions())
