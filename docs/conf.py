@@ -41,6 +41,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|jaxtyping|pathlib|collections|os|transformers|tokenizers|typing|builtins)\..*"),
     (r"py:class", r"Tensor|NDArray|Bool|Float|Int"),
+    # Docstrings name exceptions without their modules.
+    (r"py:exc", r"\w+Error"),
     # Types of arguments that users do not construct.
     (r"py:class", r"vlhmm\.[a-z_]+\..*"),
 ]

@@ -21,10 +21,15 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 import experiments.cli
 import vlhmm
 from vlhmm.cli import app as cli_app
+from vlhmm.control.possible import ImpossibleConstraintError
+from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.models import ModelSettings
+from vlhmm.training.checkpoint import FolderError
 from vlhmm.training.presets import PRESETS, BlockSettings
 from vlhmm.training.settings import TrainSettings
+from vlhmm.training.trainer import DivergedError
 
+_SECTIONS_OF_DOCSTRINGS = ("Args:", "Returns:", "Yields:", "Raises:", "Example:", "Examples:", "Note:")
 _PLACEHOLDER = re.compile(r"^<!-- made at build time: ([a-z-]+) -->$", re.MULTILINE)
 _SECTIONS = {"blocks": BlockSettings, "model": ModelSettings, "train": TrainSettings}
 
@@ -153,6 +158,14 @@ def records() -> str:
     )
 
 
+def exceptions() -> str:
+    """The errors that a caller may want to tell from others."""
+    kinds = (ImpossibleTextError, ImpossibleConstraintError, FolderError, DivergedError)
+    return "\n".join(
+        f"```{{eval-rst}}\n.. autoexception:: {kind.__module__}.{kind.__qualname__}()\n```\n" for kind in kinds
+    )
+
+
 def _last_name(path: str) -> str:
     return path.rpartition(".")[2]
 
@@ -188,11 +201,19 @@ _MAKERS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "presets": presets,
     "records": records,
+    "exceptions": exceptions,
 }
 
 
 def _fill(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = _PLACEHOLDER.sub(lambda found: _MAKERS[found[1]](), source[0])
+
+
+class _Docstring(GoogleDocstring):
+    """Our `Returns` have no types, annotations do: what stands before a colon is text."""
+
+    def _consume_returns_section(self, preprocess_types: bool = False) -> list[tuple[str, str, list[str]]]:
+        return [("", "", self._dedent(self._consume_to_next_section()))]
 
 
 def _read_sections(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
@@ -204,7 +225,7 @@ def _read_sections(app: Sphinx, what: str, name: str, obj: object, options: obje
         # Not a docstring: the signature, which `dataclass` writes where there is none.
         lines.clear()
     if what in ("class", "exception", "function", "method"):
-        lines[:] = GoogleDocstring(list(_as_rst(lines)), Config(), app, what, name, obj).lines()
+        lines[:] = _Docstring(list(_as_rst(lines)), Config(), app, what, name, obj).lines()
 
 
 def _as_rst(lines: list[str]) -> Iterator[str]:
@@ -213,7 +234,12 @@ def _as_rst(lines: list[str]) -> Iterator[str]:
     for line in lines:
         if line.startswith("- ") and before and not before.startswith(("- ", "  ")):
             yield ""
-        if line.startswith("    ") and not indented and not before and not _last_text(lines, line).endswith(":"):
+        if (
+            line.startswith("    ")
+            and not indented
+            and not before
+            and _last_text(lines, line) not in _SECTIONS_OF_DOCSTRINGS
+        ):
             yield from (".. code-block:: python", "")
         indented = line.startswith("    ") or (indented and not line)
         before = line
