@@ -1,10 +1,11 @@
-# make demo: train on the built-in corpus and look at the result.  make test: run the tests.
+# make demo: train on the built-in corpus and look at the result.  make test: run the tests.  make docs: build the site.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
+DOCS_INSTALLED := .venv/.installed-docs
 
-.PHONY: demo install test check format clean
+.PHONY: demo install test check format docs tables clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
@@ -15,17 +16,27 @@ test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 check: $(DEV_INSTALLED)
-	$(BIN)/ruff format --check vlhmm tests bench experiments
-	$(BIN)/ruff check vlhmm tests bench experiments
+	$(BIN)/ruff format --check vlhmm tests bench experiments docs
+	$(BIN)/ruff check vlhmm tests bench experiments docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(DEV_INSTALLED)
-	$(BIN)/ruff format vlhmm tests bench experiments
-	$(BIN)/ruff check --fix vlhmm tests bench experiments
+	$(BIN)/ruff format vlhmm tests bench experiments docs
+	$(BIN)/ruff check --fix vlhmm tests bench experiments docs
+
+# A table that differs from the result files is an error, and so is every warning.
+docs: $(DOCS_INSTALLED)
+	PYTHONPATH=. $(BIN)/python docs/generate_tables.py --check
+	PYTHONPATH=. $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
+	@echo "built: docs/_build/html/index.html"
+
+# Writes the tables of README.md and docs/ anew from the result files.
+tables: $(INSTALLED)
+	PYTHONPATH=. $(BIN)/python docs/generate_tables.py
 
 clean:
-	rm -rf .venv
+	rm -rf .venv docs/_build docs/reference/generated
 
 # The constraints pin what is installed here; the package itself asks for wide ranges.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -36,4 +47,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(DEV_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	touch $@

@@ -150,7 +150,7 @@ def beside(device: DeviceName = DEFAULT_DEVICE, json_file: JsonFile = None, quic
 @app.command()
 def plots(
     json_file: Annotated[Path, typer.Argument(metavar="FILE", help="What `scaling --json` wrote.")],
-    folder: Annotated[Path, typer.Option("--to", help="Where the pictures go.")] = Path("docs"),
+    folder: Annotated[Path, typer.Option("--to", help="Where the pictures go.")] = Path("docs/images"),
 ) -> None:
     """Pictures of the cost against every size."""
     try:

@@ -1,0 +1,1 @@
+"""Tables of README.md and docs/ as Markdown; `docs/generate_tables.py` puts them into the pages."""

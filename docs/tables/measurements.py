@@ -1,0 +1,224 @@
+"""Tables of measurements, from bench/results and experiments/control/results."""
+
+from __future__ import annotations
+
+from tables.common import markdown_table, read_json
+
+_GOALS_MS = {
+    ("W1", 512): 0.35,
+    ("W1", 1024): 0.6,
+    ("W1", 4096): 2.0,
+    ("W1", 16384): 13.5,
+    ("W2", 512): 1.2,
+    ("W2", 1024): 1.7,
+    ("W2", 4096): 5.0,
+    ("W3", 32768): 2.0,
+    ("W3b", 65536): 1.0,
+    ("W4", 512): 1.0,
+    ("W4", 4096): 40.0,
+    ("W5", 512): 0.9,
+    ("W5", 1024): 1.4,
+}
+"""Targets in milliseconds on one H200, set before they were measured."""
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def bench_h200() -> str:
+    rows = []
+    for row in read_json("bench/results/h200.json")["rows"]:
+        times = {result["engine"]: result for result in row["results"]}
+        ours = times["vlhmm"]
+        loop = times.get("plain GEMM loop", {}).get("median_ms")
+        others = [
+            result["median_ms"]
+            for engine, result in times.items()
+            if engine not in ("vlhmm", "plain GEMM loop") and result["median_ms"] is not None
+        ]
+        goal = _GOALS_MS[row["work"], row["sizes"]["states"]]
+        rows.append(
+            [
+                f"{row['work']} {row['title']}",
+                f"{row['sizes']['states']:,}",
+                f"**{_milliseconds(ours['median_ms'])}**",
+                _milliseconds(loop),
+                _milliseconds(min(others, default=None)),
+                _milliseconds(row["floor_ms"]),
+                f"{ours['ratio_to_best_peer']:.2f}",
+                f"{ours['ratio_to_floor']:.1f}",
+                f"{goal:g}" + ("" if ours["median_ms"] <= goal else " (missed)"),
+            ]
+        )
+    headings = [
+        "work",
+        "states",
+        "vlhmm",
+        "plain GEMM loop",
+        "dynamax, or the original's method",
+        "floor",
+        "/ best peer",
+        "/ floor",
+        "goal",
+    ]
+    return markdown_table(headings, rows)
+
+
+def bench_cpu() -> str:
+    engines = ("vlhmm", "plain GEMM loop", "dynamax", "hmmlearn", "pomegranate")
+    rows = []
+    for row in read_json("bench/results/cpu.json")["rows"]:
+        times = {result["engine"]: result["median_ms"] for result in row["results"]}
+        rows.append(
+            [
+                f"{row['work']} {row['title']}",
+                f"{row['sizes']['states']:,}",
+                *(_milliseconds(times.get(engine)) for engine in engines),
+                _milliseconds(row["floor_ms"]),
+                f"{times['vlhmm'] / times['dynamax']:.2f}",
+            ]
+        )
+    return markdown_table(["work", "states", *engines, "floor", "vlhmm / dynamax"], rows)
+
+
+def bench_epochs() -> str:
+    rows = (
+        [
+            epoch["title"],
+            f"{epoch['seconds']:.1f}",
+            f"{epoch['tokens_per_second']:,.0f}",
+            f"{epoch['times_faster_than_the_paper']:.0f}",
+        ]
+        for epoch in read_json("bench/results/ptb.json")["epochs"]
+    )
+    return markdown_table(["epoch", "seconds", "tokens / s", "times the speed of the paper's 433 s"], rows)
+
+
+def bench_errors() -> str:
+    errors: dict[tuple[str, int], dict[str, str]] = {}
+    for row in read_json("bench/results/checks.json")["errors"]:
+        missed = " (missed)" if row["worst"] > row["allowed"] else ""
+        errors.setdefault((row["hmm"], row["states"]), {})[row["precision"]] = f"{row['worst']:.1e}{missed}"
+    allowed = {row["precision"]: row["allowed"] for row in read_json("bench/results/checks.json")["errors"]}
+    headings = ["HMM", "states", *(f"{precision} (at most {limit:.0e})" for precision, limit in allowed.items())]
+    rows = (
+        [hmm, f"{states:,}", *(found[precision] for precision in allowed)] for (hmm, states), found in errors.items()
+    )
+    return markdown_table(headings, rows)
+
+
+def _gib(number: float | None) -> str:
+    return "" if number is None else f"{number / 2**30:.2f}"
+
+
+def bench_memory() -> str:
+    rows = (
+        [peak["work"], _gib(peak["bytes"]), _gib(peak["allowed"])]
+        for peak in read_json("bench/results/checks.json")["memory"]
+    )
+    return markdown_table(["work", "GiB", "at most"], rows)
+
+
+def bench_first_step() -> str:
+    rows = (
+        [
+            step["work"],
+            "compiled" if step["compiled"] else "from the cache",
+            f"{step['first_step']:.1f}",
+            f"{step['process']:.1f}",
+        ]
+        for step in read_json("bench/results/first.json")["first_steps"]
+    )
+    return markdown_table(["work", "kernels", "first step, s", "whole process, s"], rows, left=2)
+
+
+def bench_largest() -> str:
+    rows = (
+        [
+            found["work"],
+            f"{found['states']:,}",
+            _gib(found["bytes"]),
+            _milliseconds(found["milliseconds"]),
+            "memory" if "out of memory" in found["ended"] else "time",
+        ]
+        for found in read_json("bench/results/scaling.json")["largest"]
+    )
+    return markdown_table(["work", "states", "GiB", "ms", "ended by"], rows)
+
+
+_CONTROL = {512: "experiments/control/results/smollm2-512.json", 2048: "experiments/control/results/smollm2-2048.json"}
+
+
+def control() -> str:
+    """Keyword constraints on the text of SmolLM2: guided generation against the alternatives."""
+    results = {states: read_json(file)["methods"] for states, file in _CONTROL.items()}
+    methods = {f"guided, HMM of {states:,} states": found["guided"] for states, found in results.items()}
+    methods |= {name: method for name, method in results[512].items() if name != "guided"}
+    rows = (
+        [
+            name,
+            f"{method['outputs']:,}",
+            f"{100 * method['satisfied']:.1f} %",
+            f"{100 * method['sets_solved']:.1f} %",
+            f"{method['log_likelihood']:.3f} ± {method['standard_error']:.3f}",
+            f"{method['log_likelihood_shared']:.3f}",
+            f"{method['tokens']:.1f}",
+        ]
+        for name, method in methods.items()
+    )
+    headings = ["method", "outputs", "satisfied", "sets solved", "log-likelihood per token", "on shared sets", "tokens"]
+    return markdown_table(headings, rows)
+
+
+def control_calibration() -> str:
+    rows = []
+    for states, file in _CONTROL.items():
+        found = read_json(file)["calibration"]
+        rows.append(
+            [
+                f"{states:,}",
+                f"{found['error']:.4f}",
+                f"{found['brier']:.4f}",
+                f"{found['brier_of_mean']:.4f}",
+                f"{found['num']:,}",
+            ]
+        )
+    return markdown_table(["states", "mean absolute error", "Brier score", "Brier score of the mean", "cases"], rows)
+
+
+def control_cost() -> str:
+    rows = []
+    costs = [("one H200", file) for file in _CONTROL.values()]
+    costs += [("two CPU cores", f"experiments/control/results/cost-cpu-{states}.json") for states in _CONTROL]
+    for (device, file), states in zip(costs, [*_CONTROL, *_CONTROL], strict=True):
+        cost = read_json(file)["overhead"]
+        rows.append(
+            [
+                device,
+                f"{states:,}",
+                f"{cost['step_ms']:.1f}",
+                f"{cost['guided_step_ms']:.1f}",
+                f"{100 * cost['part']:.1f} %",
+            ]
+        )
+    return markdown_table(["device", "states", "model step, ms", "guided step, ms", "overhead"], rows)
+
+
+def control_distillation() -> str:
+    rows = []
+    for states in _CONTROL:
+        found = read_json(f"experiments/control/results/distill-{states}.json")
+        held_out = found["held_out"]
+        rows.append(
+            [
+                f"{states:,}",
+                f"{held_out['hmm']:.1f}",
+                f"{held_out['unigram']:,.0f}",
+                f"{held_out['teacher']:.1f}",
+                f"{found['train_seconds']:.0f}",
+            ]
+        )
+    return markdown_table(["states", "HMM", "unigram", "SmolLM2 given the prompt", "training, s"], rows)
