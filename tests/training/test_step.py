@@ -8,7 +8,7 @@ import torch
 from tiny import tiny_corpus, tiny_model
 
 import vlhmm
-from vlhmm.models import ModelSettings, build, held_and_others
+from vlhmm.models import ModelSettings, build, split_frozen
 from vlhmm.support import uniform_support
 from vlhmm.training.checkpoint import read_tensors
 from vlhmm.training.run_folder import RunFolder
@@ -157,7 +157,7 @@ def test_the_gradient_is_that_of_the_carried_windows(corpus: vlhmm.Corpus, setti
 def test_frozen_embeddings_move_only_after_their_part_of_training(corpus: vlhmm.Corpus) -> None:
     settings = replace(QUICK, freeze_embeddings=0.5, frozen="states", weight_decay=0.1)
     model = tiny_model(corpus)
-    held, others = held_and_others(model, "states")
+    held, others = split_frozen(model, "states")
     before = [parameter.detach().clone() for parameter in (*held, *others)]
     moved = []
     for event in training(model, corpus, settings):

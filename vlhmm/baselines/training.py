@@ -30,7 +30,7 @@ from vlhmm.training.trainer import (
     VALID_STREAMS,
     CheckEvent,
     StepEvent,
-    require_hope,
+    check_divergence,
     stop_signals,
 )
 
@@ -186,7 +186,7 @@ class _Run:
     def loss(self) -> float:
         """Of the last step, in nats per token; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self.stepper.loss)
-        require_hope(loss, self.model.num_words, self.step, self.num_steps)
+        check_divergence(loss, self.model.num_words, self.step, self.num_steps)
         return loss
 
     def check(self) -> CheckEvent:

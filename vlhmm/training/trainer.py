@@ -41,13 +41,13 @@ class DivergedError(RuntimeError):
         """The same without the place of the checkpoint, which concerns this machine alone."""
 
 
-def hopeless_loss(num_words: int) -> float:
+def divergence_threshold(num_words: int) -> float:
     """Nats per token far worse than knowing nothing: more steps would only make numbers overflow."""
     return 3 * math.log(num_words) + 10
 
 
-def require_hope(loss: float, num_words: int, step: int, num_steps: int) -> None:
-    limit = hopeless_loss(num_words)
+def check_divergence(loss: float, num_words: int, step: int, num_steps: int) -> None:
+    limit = divergence_threshold(num_words)
     if not loss <= limit:
         raise DivergedError(
             f"training diverged at step {step} of {num_steps}: the loss is {loss:.4g} nats per token, the limit "
@@ -294,7 +294,7 @@ class _Run:
         # Wide random embeddings may begin worse than that.
         if self.first_loss is None:
             self.first_loss = loss
-        limit = hopeless_loss(self.model.support.num_words)
+        limit = divergence_threshold(self.model.support.num_words)
         if self.last_was_joint:
             limit += math.log(self.model.support.num_states)
         limit = max(limit, self.first_loss + 10)

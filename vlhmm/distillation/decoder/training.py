@@ -23,8 +23,8 @@ from vlhmm.distillation.decoder.model import Decoder, decoder_perplexity
 from vlhmm.distillation.decoder.settings import DecoderSettings, DecoderTraining
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.schedule import planned_factor
-from vlhmm.training.step import EAGER_STEPS, part_of, restore_optimizer
-from vlhmm.training.trainer import LOG_STEPS, SAVE_SECONDS, CheckEvent, StepEvent, require_hope, stop_signals
+from vlhmm.training.step import EAGER_STEPS, part_of, pinned, reduce_gradients, restore_optimizer
+from vlhmm.training.trainer import LOG_STEPS, SAVE_SECONDS, CheckEvent, StepEvent, check_divergence, stop_signals
 
 VALID_TOKENS = 1 << 17
 """A check scores so many tokens of the validation text at most."""
@@ -198,21 +198,21 @@ class _Run:
         else:
             for group in self.optimizer.param_groups:
                 group["lr"] = training.learning_rate * factor
-        # From memory that can be swapped out the copy would wait for the step before.
-        self._tokens.copy_(tokens.pin_memory() if self._tokens.is_cuda else tokens, non_blocking=True)
+        self._tokens.copy_(pinned(tokens, self._tokens.device), non_blocking=True)
         if self._tokens.is_cuda and self.training.graphs and self._eager_left == 0:
-            self._graph = self._graph or captured(self._climb)
+            self._graph = self._graph or captured(self._step)
             self._graph.replay()
         else:
-            self._climb()
+            self._step()
             self._eager_left = max(0, self._eager_left - 1)
         self.step += 1
 
-    def _climb(self) -> None:
+    def _step(self) -> None:
         """All of a step in buffers of fixed place, so that on a GPU it is one CUDA graph."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.decoder.loss(self._tokens)
         loss.backward()
+        reduce_gradients(self.decoder.parameters())
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.training.clip)
         self.optimizer.step()
         self._last_loss.copy_(loss.detach())
@@ -220,7 +220,7 @@ class _Run:
     def loss(self) -> float:
         """Of the last step; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self._last_loss)
-        require_hope(loss, self.decoder.num_words, self.step, self.num_steps)
+        check_divergence(loss, self.decoder.num_words, self.step, self.num_steps)
         return loss
 
     def check(self) -> CheckEvent:
