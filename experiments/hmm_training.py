@@ -26,9 +26,10 @@ from vlhmm.models import Model
 from vlhmm.precision import float32_products
 from vlhmm.training.checkpoint import load_model
 from vlhmm.training.em import em_training
+from vlhmm.training.gradient import training
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import STATE, read_log
-from vlhmm.training.trainer import Event, Stopped, training
+from vlhmm.training.trainer import Event, Stopped
 
 TIMING = "timing.json"
 

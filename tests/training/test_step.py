@@ -11,10 +11,11 @@ import vlhmm
 from vlhmm.models import ModelSettings, build, split_frozen
 from vlhmm.support import uniform_support
 from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.gradient import train, training
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.step import Step
-from vlhmm.training.trainer import StepEvent, train, training
+from vlhmm.training.trainer import StepEvent
 
 QUICK = TrainSettings(epochs=3, batch_size=4, window=16, checks_per_epoch=2, ema=0.9, weight_decay=0.01)
 ANNEALED = replace(QUICK, state_dropout=0.7, state_dropout_end=0.0)

@@ -31,6 +31,7 @@ from vlhmm.training.trainer import (
     CheckEvent,
     StepEvent,
     check_divergence,
+    divergence_threshold,
     stop_signals,
 )
 
@@ -186,7 +187,7 @@ class _Run:
     def loss(self) -> float:
         """Of the last step, in nats per token; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self.stepper.loss)
-        check_divergence(loss, self.model.num_words, self.step, self.num_steps)
+        check_divergence(loss, divergence_threshold(self.model.num_words), self.step, self.num_steps)
         return loss
 
     def check(self) -> CheckEvent:

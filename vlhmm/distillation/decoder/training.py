@@ -24,7 +24,15 @@ from vlhmm.distillation.decoder.settings import DecoderSettings, DecoderTraining
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.schedule import planned_factor
 from vlhmm.training.step import EAGER_STEPS, part_of, pinned, reduce_gradients, restore_optimizer
-from vlhmm.training.trainer import LOG_STEPS, SAVE_SECONDS, CheckEvent, StepEvent, check_divergence, stop_signals
+from vlhmm.training.trainer import (
+    LOG_STEPS,
+    SAVE_SECONDS,
+    CheckEvent,
+    StepEvent,
+    check_divergence,
+    divergence_threshold,
+    stop_signals,
+)
 
 VALID_TOKENS = 1 << 17
 """A check scores so many tokens of the validation text at most."""
@@ -220,7 +228,7 @@ class _Run:
     def loss(self) -> float:
         """Of the last step; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self._last_loss)
-        check_divergence(loss, self.decoder.num_words, self.step, self.num_steps)
+        check_divergence(loss, divergence_threshold(self.decoder.num_words), self.step, self.num_steps)
         return loss
 
     def check(self) -> CheckEvent:

@@ -25,10 +25,11 @@ from vlhmm.distillation.lvd.teachers import VectorTeacher
 from vlhmm.distillation.lvd.vectors import VectorsEvent, check_teacher
 from vlhmm.models import Model
 from vlhmm.support import Support
+from vlhmm.training.gradient import training
 from vlhmm.training.joint_phase import JointPhase, joint_steps
 from vlhmm.training.run_folder import STATE, RunFolder
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import Event, training
+from vlhmm.training.trainer import Event
 
 CLUSTERS = "clusters.safetensors"
 """Where in a run folder the clusters lie."""
