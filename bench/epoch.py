@@ -46,7 +46,7 @@ def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -
         return Epoch(work, None, 0, message=f"not run: {reason}")
     model = recipe.make_model(corpus, recipe.make_blocks(corpus)).to(device)
     task = GradientTask(model, corpus, recipe.train)
-    windows = list(islice(task.batches(), steps or task.steps_per_epoch))
+    windows = list(islice(task.batches(), task.steps_per_epoch))[:steps]
     losses: list[float] = []
 
     def train(some: list[Tensor]) -> None:
