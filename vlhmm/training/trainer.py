@@ -29,7 +29,6 @@ LOG_STEPS = 20
 """Steps that one line of the log sums up."""
 
 Reason = Literal["finished", "time", "interrupted"]
-Told = TypeVar("Told")
 Closing = TypeVar("Closing")
 Own = TypeVar("Own")
 OwnOfTask = TypeVar("OwnOfTask", covariant=True)
@@ -355,7 +354,7 @@ def stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def relay(events: Iterable[Told | Closing], closing: type[Closing]) -> Generator[Told, None, Closing]:
+def relay(events: Iterable[Any], closing: type[Closing]) -> Generator[Any, None, Closing]:
     """`last = yield from relay(events, Stopped)`: passes the events on, and returns the closing one."""
     last: Closing | None = None
     for event in events:
@@ -363,14 +362,14 @@ def relay(events: Iterable[Told | Closing], closing: type[Closing]) -> Generator
             last = event
         else:
             yield event
-    assert last is not None, f"training always ends with {closing.__name__}"
+    assert last is not None, f"the last event is always {closing.__name__}"
     return last
 
 
 def last_event(events: Iterable[object], closing: type[Closing]) -> Closing:
     """The closing event of a training that nobody watches."""
     (last,) = deque(events, maxlen=1)
-    assert isinstance(last, closing), f"training always ends with {closing.__name__}"
+    assert isinstance(last, closing), f"the last event is always {closing.__name__}"
     return last
 
 

@@ -27,6 +27,7 @@ from vlhmm.training.trainer import (
     Reason,
     StepEvent,
     Stopped,
+    Task,
     check_divergence,
     divergence_threshold,
     fit,
@@ -95,7 +96,7 @@ def decoder_training(
     `budgets`: numbers of tokens after which a snapshot is given, and with `out` saved; 0 is the untrained one. A run that was
     stopped or ran out of `max_seconds` goes on with `resume` to the same bits (on a CPU).
     """
-    task = DecoderTask(
+    task: Task[Snapshot | TrainedDecoder] = DecoderTask(
         corpus,
         settings or DecoderSettings(),
         training or DecoderTraining(),
