@@ -30,8 +30,8 @@ LOG_STEPS = 20
 
 Reason = Literal["finished", "time", "interrupted"]
 Closing = TypeVar("Closing")
-Own = TypeVar("Own")
-OwnOfTask = TypeVar("OwnOfTask", covariant=True)
+OwnEvent = TypeVar("OwnEvent")
+OwnEvent_co = TypeVar("OwnEvent_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ Event = StepEvent | CheckEvent | Stopped
 
 
 @runtime_checkable
-class Task(Protocol[OwnOfTask]):
+class Task(Protocol[OwnEvent_co]):
     """One kind of training: everything that changes during it, how a step changes it, and how it is saved.
 
     Its own events are the closing one and whatever else it has to tell.
@@ -149,7 +149,7 @@ class Task(Protocol[OwnOfTask]):
         """A line for the log about the steps since the last one; None: no line."""
         ...
 
-    def extra_events(self) -> Iterable[OwnOfTask]:
+    def extra_events(self) -> Iterable[OwnEvent_co]:
         """What else there is to tell before the first step, and after every one."""
         ...
 
@@ -171,17 +171,17 @@ class Task(Protocol[OwnOfTask]):
         """Leaves the model as training ends: with its best weights, saved."""
         ...
 
-    def closing_event(self, stopped: Stopped) -> OwnOfTask: ...
+    def closing_event(self, stopped: Stopped) -> OwnEvent_co: ...
 
 
 def fit(
-    task: Task[Own],
+    task: Task[OwnEvent],
     *,
     resume: bool = False,
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
     save_at_end: bool = True,
-) -> Iterator[StepEvent | CheckEvent | Own]:
+) -> Iterator[StepEvent | CheckEvent | OwnEvent]:
     """Trains, an event at a time; the last one is the task's closing event.
 
     `save_seconds`: checks that come sooner after the last save do not save; nor does the end without `save_at_end`. With
@@ -227,7 +227,7 @@ def fit(
                 break
             interrupted = stop_asked.is_set()
             out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
-            # Time has no hurry: it waits for a state that can be gone on from.
+            # The time limit waits for a state to resume from; a signal does not.
             stopping = interrupted or (out_of_time and task.resumable())
             if task.resumable() and (stopping or saves.due(check_due)):
                 saves.save(task, folder)
