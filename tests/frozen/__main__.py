@@ -6,9 +6,15 @@ import sys
 
 import torch
 
-from . import public_names, queries, results
+from . import folders, public_names, queries, results, training
 
-PARTS = {"queries": queries.record, "public-names": public_names.record, "results": results.record}
+PARTS = {
+    "queries": queries.record,
+    "public-names": public_names.record,
+    "results": results.record,
+    "folders": folders.record,
+    "training": training.record,
+}
 
 
 def main(arguments: list[str]) -> int:

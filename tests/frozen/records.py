@@ -114,7 +114,7 @@ def json_differences(found: Any, recorded: Any, bitwise: bool, where: str = "") 
         for number, (one, other) in enumerate(zip(found, recorded, strict=False)):
             yield from json_differences(one, other, bitwise, f"{where}[{number}]")
     elif isinstance(recorded, float) and isinstance(found, float) and not bitwise:
-        if not abs(found - recorded) <= JSON_TOLERANCE * max(1.0, abs(recorded)):
+        if found != recorded and not abs(found - recorded) <= JSON_TOLERANCE * max(1.0, abs(recorded)):
             yield f"{where} is {found!r}, was {recorded!r}"
     elif type(found) is not type(recorded) or found != recorded:
         yield f"{where} is {found!r}, was {recorded!r}"
