@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from . import folders, public_names, queries, results, training
+from . import commands, folders, public_names, queries, results, training
 
 PARTS = {
     "queries": queries.record,
@@ -14,6 +14,7 @@ PARTS = {
     "results": results.record,
     "folders": folders.record,
     "training": training.record,
+    "commands": commands.record,
 }
 
 

@@ -79,6 +79,18 @@ def root_command() -> Any:
     return typer.main.get_command(app)
 
 
+def leaf_commands() -> Iterator[tuple[str, list[str]]]:
+    """Each command that does something, as it is typed after `vlhmm`, with its options."""
+    open_groups = [("", root_command())]
+    while open_groups:
+        path, group = open_groups.pop()
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                open_groups.append((f"{path}{name} ", command))
+            else:
+                yield f"{path}{name}", [option for parameter in command.params for option in parameter.opts]
+
+
 def run_command(*arguments: object) -> str:
     """What `vlhmm` with these arguments prints on stdout, in this process."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv

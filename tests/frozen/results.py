@@ -28,21 +28,17 @@ def identities() -> dict[str, str]:
     return found
 
 
-def found() -> dict[str, Any]:
-    verdicts = entry_points.claim_verdicts(EXPERIMENTS)
-    return {
-        "identities": identities(),
-        "claims": [
-            {
-                "table": file.relative_to(EXPERIMENTS).with_suffix("").as_posix(),
-                "claim": verdict.text,
-                "outcome": verdict.outcome,
-                "numbers": verdict.numbers,
-            }
-            for file, verdict in verdicts
-        ],
-    }
+def claims() -> list[dict[str, Any]]:
+    return [
+        {
+            "table": file.relative_to(EXPERIMENTS).with_suffix("").as_posix(),
+            "claim": verdict.text,
+            "outcome": verdict.outcome,
+            "numbers": verdict.numbers,
+        }
+        for file, verdict in entry_points.claim_verdicts(EXPERIMENTS)
+    ]
 
 
 def record() -> None:
-    records.write_json(NAME, found())
+    records.write_json(NAME, {"identities": identities(), "claims": claims()})

@@ -24,6 +24,6 @@ def test_every_result_keeps_its_identity(recorded: dict) -> None:
 
 
 def test_every_claim_keeps_its_verdict(recorded: dict) -> None:
-    now = results.found()["claims"]
+    now = results.claims()
     assert list(records.json_differences(now, recorded["claims"], bitwise=True)) == []
     assert Counter(claim["outcome"] for claim in now) == {"supported": 97, "contradicted": 34, "not run": 15}
