@@ -127,6 +127,8 @@ class Event:
     kind: str
     step: int = 0
     value: float = 0.0
+    best: float = 0.0
+    """Of a check: the best perplexity so far."""
     weights: dict[str, Tensor] | None = None
 
 
@@ -192,7 +194,7 @@ def _plain(events: Any, model: torch.nn.Module | None) -> Iterator[Event]:
         if isinstance(event, StepEvent):
             yield Event("step", event.step, event.loss)
         elif isinstance(event, CheckEvent):
-            yield Event("check", event.step, event.valid_perplexity)
+            yield Event("check", event.step, event.valid_perplexity, event.best_perplexity)
     if model is not None:
         yield Event("end", weights={name: value.detach().clone() for name, value in model.state_dict().items()})
 

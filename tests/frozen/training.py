@@ -66,6 +66,15 @@ GRADIENT = {
     "transformer": recipe(
         DENSE, {"parameterization": "transformer", "decoder_layers": 1, "decoder_heads": 2}, state_dropout=0.0
     ),
+    # The best weights are those of an early check, and the rate falls before the run is stopped.
+    "overshooting": recipe(
+        BLOCKED,
+        {"parameterization": "linear"},
+        learning_rate=0.5,
+        schedule="plateau",
+        patience=1,
+        checks_per_epoch=5,
+    ),
     "uniform": recipe(
         {"clustering": "uniform", "num_blocks": 2},
         {"parameterization": "linear", "states_per_block": 6},
@@ -77,7 +86,17 @@ SCALAR = recipe(DENSE, {"parameterization": "scalar", "transition": "table", "in
 EM = {
     "em": {"iterations": 2, "batch_size": 4, "window": 24},
     "em-minibatch": {"iterations": 2, "batch_size": 4, "window": 24, "batches_per_step": 2, "rate": 0.3},
+    # The best tables are those of the pass before the one in which it is stopped.
+    "em-overshooting": {
+        "iterations": 6,
+        "batch_size": 8,
+        "window": 40,
+        "batches_per_step": 1,
+        "rate": 1.0,
+        "pseudocount": 0.5,
+    },
 }
+EM_STATES = {"em-overshooting": 12}
 LVD_SCALAR = recipe(
     DENSE, {"parameterization": "scalar", "transition": "table"}, state_dropout=0.0, epochs=3, windows="independent"
 )
@@ -105,7 +124,15 @@ BASELINES: dict[str, dict[str, Any]] = {
         "average_after": 1,
     },
     "feedforward": {**WINDOWS, "dim": 6, "order": 4, "learning_rate": 0.02, "checks_per_epoch": 2},
-    "buys-hmm": {**WINDOWS, "num_states": 5, "transition_input": "add", "learning_rate": 0.05, "checks_per_epoch": 1},
+    # The best weights are those of the check at which it is stopped.
+    "buys-hmm": {
+        **WINDOWS,
+        "num_states": 5,
+        "transition_input": "add",
+        "learning_rate": 0.3,
+        "checks_per_epoch": 5,
+        "patience": 1,
+    },
 }
 DECODER = {"dim": 8, "layers": 2, "heads": 2, "hidden": 16}
 DECODER_TRAINING = {"tokens": 22 * 96, "learning_rate": 0.01, "batch_size": 4, "window": 24, "checks": 3}
@@ -135,8 +162,9 @@ def loop_of(name: str) -> Loop:
             entry_points.recipe_model(settings, corpus()), settings, LVD[name], TEACHER, corpus(), out, resume
         )
     if name in EM:
+        settings = {**SCALAR, "model": {**SCALAR["model"], "states_per_block": EM_STATES.get(name, 4)}}
         return lambda out, resume: entry_points.em_events(
-            entry_points.recipe_model(SCALAR, corpus()), EM[name], corpus(), out, resume
+            entry_points.recipe_model(settings, corpus()), EM[name], corpus(), out, resume
         )
     if name in BASELINES:
         return lambda out, resume: entry_points.baseline_events(name, BASELINES[name], corpus(), out, resume)
@@ -149,13 +177,13 @@ LOOPS = [*GRADIENT, *LVD, *EM, *BASELINES, "decoder"]
 def trained(loop: Loop, out: Path | None = None, resume: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The losses and checks by step, and the weights that are left."""
     losses: dict[int, float] = {}
-    checks: dict[int, float] = {}
+    checks: dict[int, list[float]] = {}
     weights: dict[str, Tensor] = {}
     for event in loop(out, resume):
         if event.kind == "step":
             losses[event.step] = event.value
         elif event.kind == "check":
-            checks[event.step] = event.value
+            checks[event.step] = [event.value, event.best]
         else:
             assert event.weights is not None
             weights = event.weights
@@ -173,7 +201,7 @@ def stopped(loop: Loop, out: Path) -> None:
 
 def as_record(figures: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
     losses = {str(step): loss for step, loss in figures["losses"].items() if step <= NUM_LOSSES}
-    checks = {str(step): perplexity for step, perplexity in figures["checks"].items()}
+    checks = {str(step): perplexities for step, perplexities in figures["checks"].items()}
     return {"losses": losses, "checks": checks, "weights": digest_of(weights)}
 
 
