@@ -30,7 +30,7 @@ changes = { num_blocks = 4, states_per_block = 4, dim = 8, epochs = 1, batch_siz
 
 [[rows]]
 name = "HMM"
-paper = { valid = 10.0 }
+paper = { valid = 4.0 }
 seconds = 2
 
 [[rows]]
