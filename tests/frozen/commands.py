@@ -93,6 +93,7 @@ SESSIONS: dict[str, list[list[str]]] = {
             *("--set", "window=24", "--cluster-tokens", "240", "--joint-tokens", "400", "--json"),
         ],
     ],
+    "backends": [["backends", "--device", "cpu", "--json"]],
     "tables": [
         ["table", "run", "tables/small.toml", "--runs", "kept", "--device", "cpu", "--json"],
         ["table", "show", "tables/small.toml", "--json"],

@@ -15,6 +15,12 @@ import typer.main
 from torch import Tensor
 
 import vlhmm
+from experiments.claims import Verdict
+from experiments.cli import commands as experiment_commands
+from experiments.results import read_result, results_folders
+from experiments.show import show_table
+from experiments.table_file import read_table
+from experiments.texts import checksums
 from vlhmm.baselines import (
     AWDLSTMSettings,
     BuysHMMSettings,
@@ -24,7 +30,7 @@ from vlhmm.baselines import (
     train_baseline,
 )
 from vlhmm.cli import app, main
-from vlhmm.decoder import (
+from vlhmm.distillation.decoder import (
     DecoderSettings,
     DecoderTraining,
     TrainedDecoder,
@@ -34,28 +40,17 @@ from vlhmm.decoder import (
     save_decoder,
     train_decoder,
 )
-from vlhmm.distill import drawing
-from vlhmm.em import EMSettings, em_training
+from vlhmm.distillation.lvd import LVDSettings, StateClusters, lvd_training
+from vlhmm.distillation.pipeline import drawing
+from vlhmm.distillation.teachers.model import teacher_of
 from vlhmm.evaluate import evaluate
-from vlhmm.experiments.claims import Verdict
-from vlhmm.experiments.results import read_result, results_folders
-from vlhmm.experiments.show import show_table
-from vlhmm.experiments.table_file import read_table
-from vlhmm.experiments.texts import checksums
-from vlhmm.lvd import LVDSettings, StateClusters, lvd_training
-from vlhmm.recipe import Recipe
-from vlhmm.tables import (
-    BlockFactoredTransition,
-    SoftmaxTransition,
-    Support,
-    Tables,
-    TableTransition,
-    blocked_support,
-    cloned_support,
-    dense_support,
-)
-from vlhmm.teacher.model import teacher_of
-from vlhmm.train import CheckEvent, StepEvent, training
+from vlhmm.support import Support, blocked_support, cloned_support, dense_support
+from vlhmm.tables import Tables
+from vlhmm.training.em import EMSettings, em_training
+from vlhmm.training.gradient import training
+from vlhmm.training.presets import Recipe
+from vlhmm.training.trainer import CheckEvent, StepEvent
+from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
 
 __all__ = ["Support", "blocked_support", "cloned_support", "dense_support", "tables_of"]
 
@@ -75,8 +70,10 @@ def tables_of(
 
 
 def root_command() -> Any:
-    """The tree of commands that typer has made."""
-    return typer.main.get_command(app)
+    """The tree of commands that typer has made; `vlhmm table` forwards to those of `python -m experiments`."""
+    root: Any = typer.main.get_command(app)
+    root.commands["table"] = typer.main.get_command(experiment_commands())
+    return root
 
 
 def leaf_commands() -> Iterator[tuple[str, list[str]]]:
