@@ -175,7 +175,10 @@ def window_for(support: Support, dtype: torch.dtype, size: int) -> int:
 
 
 def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"], Batch]]:
-    """For each stretch of `window` positions: where it begins, the sequences that reach it, and their tokens there."""
+    """For each stretch of `window` positions: where it begins, the sequences that reach it, and their tokens there.
+
+    Stretches that no sequence reaches are left out.
+    """
     if batch.num_positions <= window:
         # Every sequence has a token, so this asks the device nothing.
         yield 0, torch.arange(batch.tokens.shape[0], device=batch.tokens.device), batch
@@ -183,5 +186,7 @@ def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"],
     for first in range(0, batch.num_positions, window):
         left = batch.lengths - first
         rows = (left > 0).nonzero()[:, 0]
+        if not rows.numel():
+            return
         tokens = batch.tokens[rows, first : first + window]
         yield first, rows, Batch(tokens, left[rows].clamp(max=tokens.shape[1]))

@@ -37,7 +37,10 @@ def parallel_token_log_probs(tables: Tables, batch: Batch, belief: Belief | None
         )
         for row, (tokens, length) in enumerate(zip(batch.tokens, batch.lengths.tolist(), strict=True))
     ]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    token_log_probs = tables.log_emission.new_zeros(batch.tokens.shape)
+    for row, log_probs in enumerate(rows):
+        token_log_probs[row, : log_probs.shape[0]] = log_probs
+    return token_log_probs
 
 
 def _one_sequence(tables: Tables, tokens: Tensor, belief: Belief | None) -> Float[Tensor, " T"]:
