@@ -1,10 +1,10 @@
-# make demo: train on the built-in corpus and look at the result.  make test: run the tests.
+# make demo: train on the built-in corpus and look at the result.  make test: run the tests.  make soak: run the long one.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 
-.PHONY: demo install test check format clean
+.PHONY: demo install test soak check format clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
@@ -13,6 +13,10 @@ install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# Every query of 10,000 small HMMs against enumeration: about ten minutes on one core.
+soak: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.soak --cases 10000 --seed 0
 
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check vlhmm tests bench

@@ -275,6 +275,12 @@ def random_logits(kind: Kind, support: Support, random: np.random.Generator) -> 
         logits["emission"] = torch.tensor(ugly_rows(emitted(support).numpy(), random))
     if kind.transition == "table":
         logits["transition"] = draw(states, states, zeros=kind.zeros)
+        if kind.ugly and random.random() < 0.5:
+            # States that are hardly left: one that has all but faded can come back much later.
+            closed = random.random((states, states)) < 0.7
+            np.fill_diagonal(closed, False)
+            logits["transition"][torch.tensor(closed)] = -torch.inf
+            logits["transition"].fill_diagonal_(0.0)
     else:
         logits |= {"out": features(), "into": features()}
     if kind.transition == "block-factored":
@@ -285,9 +291,11 @@ def random_logits(kind: Kind, support: Support, random: np.random.Generator) -> 
 def ugly_rows(usable: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Logits over the last axis, -inf where not usable; every row has a usable cell that is open."""
     rows = np.full(usable.shape, -np.inf).reshape(-1, usable.shape[-1])
+    # Half of the tables are of one sort: extremes matter most where they meet.
+    common = random.choice([0, 1, 2, 3, 4, 4, 4, 4, 5]) if random.random() < 0.5 else None
     for row, cells in zip(rows, usable.reshape(rows.shape), strict=True):
         num = int(cells.sum())
-        match random.integers(6):
+        match random.integers(6) if common is None else common:
             case 0:
                 logits = np.zeros(num)
             case 1:

@@ -129,7 +129,8 @@ def window_factors(
     else:
         log_emission = word_rows(tables.log_emission, batch.tokens)
     return Factors(
-        starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
+        *(starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths),
+        same_ahead=num_groups == 1,
     )
 
 

@@ -144,7 +144,8 @@ def _suspect(
     """A step's total next to nothing; or a single message so, if that may matter.
 
     What underflows at a step is at most the smallest number over the step's total, and the next step brings every state at
-    least the smallest move. Where that is not more by far, a state that is lost may be one that would have come back.
+    least the smallest move. Where that is not more by far, a state that is lost may be one that would have come back. So it may
+    be where the next step is unknown: in the last message, if other tiles than these may follow.
     """
     info = torch.finfo(totals.dtype)
     # Sums of products above this are as precise as any: what underflowed in them is beneath their rounding.
@@ -153,7 +154,12 @@ def _suspect(
     # A quarter of the exponents is left as a margin above the smallest number.
     suspect: Tensor = least_total < info.tiny**0.75
     if scaled.tiles.numel():
-        rows = (~suspect & (least_total * _smallest_move(factors, scaled) < precise)).nonzero()[:, 0]
+        doubtful = least_total * _smallest_move(factors, scaled) < precise
+        if not factors.same_ahead:
+            last = (factors.lengths - 1)[:, None]
+            emits = factors.log_emission.gather(1, last[:, :, None].expand(-1, -1, alpha.shape[2]))[:, 0] > -torch.inf
+            doubtful = doubtful | (emits & (alpha[:, -1] * totals.gather(1, last) < precise)).any(1)
+        rows = (~suspect & doubtful).nonzero()[:, 0]
         if rows.numel():
             part = replace(scaled, emission=scaled.emission[rows], log_shift=scaled.log_shift[rows])
             suspect[rows] = _lost(factors.sequences(rows), part, alpha[rows], totals[rows], precise)
