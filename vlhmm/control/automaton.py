@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import SupportsIndex
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from vlhmm.control.time_limit import check_time
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,9 @@ class Automaton:
 
     def shortest(self) -> Float[Tensor, " S"]:
         """The least number of tokens that lead from each state to an accepting one; infinity where none do."""
-        distance = torch.where(self.accepting, 0.0, torch.inf)
         next_state = self.next_state[:, self.class_of_token.unique()]
-        while True:
-            closer = torch.minimum(distance, 1 + distance[next_state].amin(dim=1))
-            if torch.equal(closer, distance):
-                return distance
-            distance = closer
+        steps = torch.from_numpy(steps_to(self.accepting.numpy(), Incoming(next_state.numpy())))
+        return torch.where(steps < 0, torch.inf, steps.float())
 
     @property
     def is_empty(self) -> bool:
@@ -106,3 +105,42 @@ class Automaton:
         stays = (self.next_state == torch.arange(self.num_states)[:, None]).all(dim=1)
         dead = (stays & ~self.accepting).nonzero()
         return int(dead[0]) if len(dead) else None
+
+
+class Incoming:
+    """The edges that lead to each state. Edge `state * C + class` leaves a state by a class."""
+
+    def __init__(self, next_state: Int[np.ndarray, "S C"]) -> None:
+        num_states, self.num_classes = next_state.shape
+        target = next_state.ravel()
+        # Numpy sorts 16 bits at a time in linear time.
+        order = np.argsort((target & 0xFFFF).astype(np.uint16), kind="stable")
+        if num_states > 1 << 16:
+            order = order[np.argsort((target[order] >> 16).astype(np.uint16), kind="stable")]
+        self._order = order
+        self._end = np.bincount(target, minlength=num_states).cumsum()
+        self._degree = np.diff(self._end, prepend=0)
+
+    @property
+    def num_states(self) -> int:
+        return len(self._end)
+
+    def edges(self, states: Int[np.ndarray, " N"]) -> tuple[Int[np.ndarray, " E"], Int[np.ndarray, " N"]]:
+        """Those that lead to `states`, one state after the other, and how many to each."""
+        degree = self._degree[states]
+        place = np.repeat(self._end[states] - degree.cumsum(), degree) + np.arange(degree.sum())
+        return self._order[place], degree
+
+
+def steps_to(goal: Bool[np.ndarray, " S"], incoming: Incoming) -> Int[np.ndarray, " S"]:
+    """The least number of edges from each state to one of `goal`; -1 where none lead there."""
+    steps = np.where(goal, 0, -1)
+    frontier, distance = np.flatnonzero(goal), 0
+    while len(frontier):
+        check_time("automaton states to be searched", incoming.num_states)
+        distance += 1
+        source = incoming.edges(frontier)[0] // incoming.num_classes
+        source = source[steps[source] < 0]
+        steps[source] = distance
+        frontier = np.unique(source)
+    return steps

@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Int
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import MAX_STATES, TooManyStates, equal_rows, explore, minimised
+from vlhmm.control.minimise import equal_rows, minimised
+from vlhmm.control.operations import MAX_STATES, TooManyStates, explore
 from vlhmm.control.phrases import WHITE_SPACE
 from vlhmm.control.utf8 import over_bytes
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import equal_rows, minimised
+from vlhmm.control.minimise import equal_rows, minimised
 from vlhmm.data import Tokenizer
 from vlhmm.data.encode import SPACE
 

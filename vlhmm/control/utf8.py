@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Int
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import MAX_STATES, TooManyStates, equal_rows, minimised
+from vlhmm.control.minimise import equal_rows, minimised
+from vlhmm.control.operations import MAX_STATES, TooManyStates
 
 # 256 MB of next states, before they are minimised.
 _MAX_CELLS: Final = 1 << 25

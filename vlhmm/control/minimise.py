@@ -1,0 +1,201 @@
+"""The smallest automaton of a language: states that nothing tells apart become one, and so do classes.
+
+Letters for axes: S automaton states, C classes of tokens, E edges, N rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, UInt64
+
+from vlhmm.control.automaton import Automaton, Incoming, steps_to
+from vlhmm.control.time_limit import check_time
+
+
+def minimised(automaton: Automaton) -> Automaton:
+    """The same language with the fewest states and classes."""
+    automaton = _reachable(automaton)
+    next_state = automaton.next_state.numpy()
+    class_of_class, classes = equal_rows(next_state.T)
+    next_state = np.ascontiguousarray(next_state[:, classes])
+    block_of_state, states = _equivalent_states(next_state, automaton.accepting.numpy())
+    next_block = block_of_state[next_state[states]]
+    class_again, classes = equal_rows(next_block.T)
+    return Automaton(
+        torch.from_numpy(class_again[class_of_class])[automaton.class_of_token],
+        torch.from_numpy(np.ascontiguousarray(next_block[:, classes])),
+        int(block_of_state[automaton.start]),
+        automaton.accepting[torch.from_numpy(states)],
+    )
+
+
+def equal_rows(table: Int[np.ndarray, "N M"]) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " G"]]:
+    """Which of G groups of equal rows each row is in, numbered as they first occur; and the first row of each."""
+    seed = 0
+    while True:
+        keys = _hashed(table, seed)
+        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+        # Sorting hashes is many times faster than sorting rows; this comparison makes it exact.
+        if np.array_equal(table, table[first[group]]):
+            return _as_they_occur(group, first)
+        seed += 1
+
+
+def _as_they_occur(
+    group: Int[np.ndarray, " N"], first: Int[np.ndarray, " G"]
+) -> tuple[Int[np.ndarray, " N"], Int[np.ndarray, " G"]]:
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[group], first[order]
+
+
+def _hashed(table: Int[np.ndarray, "N M"], seed: int) -> UInt64[np.ndarray, " N"]:
+    weights = np.random.default_rng(seed).integers(1 << 63, size=(2, table.shape[1]), dtype=np.uint64) * 2 + 1
+    keys = np.zeros(len(table), dtype=np.uint64)
+    # Column by column: no second table of 64-bit numbers.
+    for column in range(table.shape[1]):
+        mixed = (table[:, column].astype(np.uint64) + weights[0, column]) * weights[1, column]
+        keys += (mixed ^ (mixed >> np.uint64(29))) * weights[0, column]
+    return keys
+
+
+def _reachable(automaton: Automaton) -> Automaton:
+    """The same automaton without states that nothing leads to and classes that no token is in."""
+    used, class_of_token = automaton.class_of_token.unique(return_inverse=True)
+    next_state = automaton.next_state[:, used].numpy()
+    seen = np.zeros(automaton.num_states, dtype=bool)
+    seen[automaton.start] = True
+    frontier = np.array([automaton.start])
+    while len(frontier):
+        check_time("automaton states to be minimised", automaton.num_states)
+        targets = next_state[frontier].ravel()
+        targets = targets[~seen[targets]]
+        seen[targets] = True
+        frontier = np.unique(targets)
+    # Numbers of the states that are left, in their old order.
+    number = np.cumsum(seen) - 1
+    return Automaton(
+        class_of_token,
+        torch.from_numpy(number[next_state[seen]]),
+        int(number[automaton.start]),
+        automaton.accepting[torch.from_numpy(seen)],
+    )
+
+
+def _equivalent_states(
+    next_state: Int[np.ndarray, "S C"], accepting: Bool[np.ndarray, " S"]
+) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, " G"]]:
+    """Blocks of states that accept the same, numbered as they first occur; and the first state of each.
+
+    It begins with how far states are from acceptance and from refusal: that spares a round for every step of a count.
+    """
+    incoming = Incoming(next_state)
+    block, _ = equal_rows(np.column_stack([steps_to(accepting, incoming), steps_to(~accepting, incoming)]))
+    seed = 0
+    while True:
+        block = _Refinement(next_state, incoming, block, seed).blocks()
+        _, first, group = np.unique(block, return_index=True, return_inverse=True)
+        after = group[next_state]
+        # Every split was for a reason, but equal hashes may have prevented one; then again with others.
+        if np.array_equal(after, after[first[group]]):
+            return _as_they_occur(group, first)
+        block, seed = group, seed + 1
+
+
+class _Refinement:
+    """Blocks are split by the blocks that their states lead to, until nothing changes.
+
+    As in Hopcroft's algorithm the largest part of a block keeps its number, and only states that lead to one with a new number
+    are looked at again: in total O(E log S), and a long chain, such as a count, takes one short round a link.
+    The blocks that a state leads to are compared by a hash, a sum over its edges that is kept up to date edge by edge.
+    """
+
+    def __init__(
+        self, next_state: Int[np.ndarray, "S C"], incoming: Incoming, block: Int[np.ndarray, " S"], seed: int
+    ) -> None:
+        num_states, self.num_classes = next_state.shape
+        random = np.random.default_rng(seed)
+        self.weight_of_class = random.integers(1 << 63, size=self.num_classes, dtype=np.uint64) * 2 + 1
+        self.value_of_block = random.integers(1 << 63, size=num_states, dtype=np.uint64)
+        self.incoming = incoming
+        self.block = block.copy()
+        self.num_blocks = int(block.max()) + 1
+        self.size = np.bincount(block, minlength=num_states)
+        self.keys = np.zeros(num_states, dtype=np.uint64)
+        for column, weight in enumerate(self.weight_of_class):
+            self.keys += self.value_of_block[block[next_state[:, column]]] * weight
+        # The key that all states of a block have which are not to be looked at again.
+        self.settled_key = np.zeros(num_states, dtype=np.uint64)
+
+    def blocks(self) -> Int[np.ndarray, " S"]:
+        again = np.arange(len(self.block))
+        while len(again):
+            check_time("automaton states to be minimised", len(self.block))
+            again = self._renumbered(*self._split(again[self.size[self.block[again]] > 1]))
+        return self.block
+
+    def _split(self, states: Int[np.ndarray, " N"]) -> tuple[Int[np.ndarray, " M"], Int[np.ndarray, " M"]]:
+        """The states that get a new block, and which; all but `states` have the key of their block."""
+        if not len(states):
+            return states, states
+        block, keys = self.block[states], self.keys[states]
+        order = np.lexsort((keys, block))
+        states, block, keys = states[order], block[order], keys[order]
+        # Groups of states with one block and one key, and the blocks they are of, in one order.
+        begin = np.flatnonzero(_differs(block) | _differs(keys))
+        count = np.diff(begin, append=len(states))
+        of_group, key = block[begin], keys[begin]
+        first_group = np.flatnonzero(_differs(of_group))
+        blocks = of_group[first_group]
+        place = np.repeat(np.arange(len(blocks)), np.diff(first_group, append=len(of_group)))
+        settled = self.size[blocks] - np.add.reduceat(count, first_group)
+        joins = (settled[place] > 0) & (key == self.settled_key[of_group])
+        settled += np.add.reduceat(np.where(joins, count, 0), first_group)
+        # The largest group keeps the block's number.
+        rank = np.lexsort((np.where(joins, 0, count), place))
+        largest = rank[np.append(first_group[1:], len(of_group)) - 1]
+        keeps = count[largest] > settled
+        keeps &= ~joins[largest]
+        moves = ~joins
+        moves[largest[keeps]] = False
+
+        number = np.zeros(len(begin), dtype=np.int64)
+        number[moves] = self._new_blocks(count[moves], key[moves])
+        moving = np.repeat(moves, count)
+        changed, numbers = [states[moving]], [np.repeat(number, count)[moving]]
+        for at in np.flatnonzero(keeps):
+            one, group = int(blocks[at]), int(largest[at])
+            if settled[at]:
+                # Fewer than those that keep the number, so that they can be sought.
+                left = np.repeat((of_group == one) & ~joins, count)
+                rest = np.setdiff1d(np.flatnonzero(self.block == one), states[left], assume_unique=True)
+                changed.append(rest)
+                numbers.append(np.repeat(self._new_blocks(settled[[at]], self.settled_key[[one]]), len(rest)))
+            self.settled_key[one] = key[group]
+        every, new = np.concatenate(changed), np.concatenate(numbers)
+        np.subtract.at(self.size, self.block[every], 1)
+        return every, new
+
+    def _new_blocks(self, sizes: Int[np.ndarray, " M"], keys: UInt64[np.ndarray, " M"]) -> Int[np.ndarray, " M"]:
+        numbers = self.num_blocks + np.arange(len(sizes))
+        self.num_blocks += len(sizes)
+        self.size[numbers], self.settled_key[numbers] = sizes, keys
+        return numbers
+
+    def _renumbered(self, states: Int[np.ndarray, " M"], numbers: Int[np.ndarray, " M"]) -> Int[np.ndarray, " N"]:
+        """Gives the states their new blocks; returns those that lead to one of them, whose keys have changed."""
+        change = self.value_of_block[numbers] - self.value_of_block[self.block[states]]
+        self.block[states] = numbers
+        edges, degree = self.incoming.edges(states)
+        source = edges // self.num_classes
+        np.add.at(self.keys, source, self.weight_of_class[edges % self.num_classes] * np.repeat(change, degree))
+        return np.unique(source)
+
+
+def _differs(values: np.ndarray) -> Bool[np.ndarray, " N"]:
+    """From the value before; true for the first."""
+    differs = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=differs[1:])
+    return differs
