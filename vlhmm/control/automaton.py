@@ -86,7 +86,7 @@ class Automaton:
         class_of_token = torch.full((self.num_tokens,), len(kept))
         class_of_token[others] = class_of_other
 
-        ended, dead = self.num_states, self._dead_state()
+        ended, dead = self.num_states, self.dead_state()
         if dead is None:
             dead = self.num_states + 1
         num_states = max(ended, dead) + 1
@@ -100,7 +100,7 @@ class Automaton:
         accepting[ended] = True
         return Automaton(class_of_token, next_state, self.start, accepting)
 
-    def _dead_state(self) -> int | None:
+    def dead_state(self) -> int | None:
         """A state that is never left and does not accept, if there is one."""
         stays = (self.next_state == torch.arange(self.num_states)[:, None]).all(dim=1)
         dead = (stays & ~self.accepting).nonzero()

@@ -15,9 +15,10 @@ from typing import Final, final
 import numpy as np
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import complement, explore, intersection, union
+from vlhmm.control.operations import MAX_STATES, TooManyStates, complement, explore, intersection, union
 from vlhmm.control.phrases import number_of_words, phrases_in_order
 from vlhmm.control.regex import check_pattern, pattern_automaton
+from vlhmm.control.time_limit import TIME_LIMIT, check_time, limited_to
 from vlhmm.control.token_texts import HuggingFaceTokenizer, TokenTexts
 from vlhmm.data import Tokenizer
 
@@ -41,13 +42,24 @@ class Constraint(ABC):
         """The constraints that must all hold; one for everything but a conjunction."""
         return (self,)
 
-    def compile(self, tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts) -> Automaton:
+    def compile(
+        self,
+        tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts,
+        *,
+        time_limit: float | None = TIME_LIMIT,
+    ) -> Automaton:
         """The minimal automaton of the token sequences whose text is in the set.
 
         Tokens without text (EOS, padding, special symbols) lead to a dead state: `Automaton.ending_at` is how a text ends.
+        A constraint that takes more than `time_limit` seconds of processor time is refused; None allows any time.
         """
-        texts = TokenTexts.of(tokenizer)
-        return texts.text_only(self.over_tokens(texts))
+        with limited_to(time_limit):
+            check_time("automaton states found", 0)
+            texts = TokenTexts.of(tokenizer)
+            automaton = texts.text_only(self.over_tokens(texts.spelt()))
+        if automaton.num_states > MAX_STATES:
+            raise TooManyStates
+        return automaton
 
     @property
     def about_tokens(self) -> bool:
@@ -145,7 +157,7 @@ class Length(Constraint):
         enough = self.at_least if self.at_most is None else self.at_most + 1
         return explore(
             0,
-            lambda count, _: min(count + 1, enough),
+            lambda count: [min(count + 1, enough)],
             lambda count: self.at_least <= count and (self.at_most is None or count <= self.at_most),
             np.zeros(texts.num_tokens, dtype=np.int64),
         )

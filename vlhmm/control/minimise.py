@@ -5,12 +5,17 @@ Letters for axes: S automaton states, C classes of tokens, E edges, N rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Int, UInt64
 
 from vlhmm.control.automaton import Automaton, Incoming, steps_to
 from vlhmm.control.time_limit import check_time
+
+CELLS_AT_ONCE: Final = 1 << 18
 
 
 def minimised(automaton: Automaton) -> Automaton:
@@ -34,10 +39,10 @@ def equal_rows(table: Int[np.ndarray, "N M"]) -> tuple[Int[np.ndarray, " N"], In
     """Which of G groups of equal rows each row is in, numbered as they first occur; and the first row of each."""
     seed = 0
     while True:
-        keys = _hashed(table, seed)
-        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+        _, first, group = np.unique(_hashed(table, seed), return_index=True, return_inverse=True)
         # Sorting hashes is many times faster than sorting rows; this comparison makes it exact.
-        if np.array_equal(table, table[first[group]]):
+        others = np.flatnonzero(first[group] != np.arange(len(table)))
+        if all(np.array_equal(table[part], table[first[group[part]]]) for part in _parts(others, table.shape[1])):
             return _as_they_occur(group, first)
         seed += 1
 
@@ -52,13 +57,20 @@ def _as_they_occur(
 
 
 def _hashed(table: Int[np.ndarray, "N M"], seed: int) -> UInt64[np.ndarray, " N"]:
-    weights = np.random.default_rng(seed).integers(1 << 63, size=(2, table.shape[1]), dtype=np.uint64) * 2 + 1
-    keys = np.zeros(len(table), dtype=np.uint64)
-    # Column by column: no second table of 64-bit numbers.
-    for column in range(table.shape[1]):
-        mixed = (table[:, column].astype(np.uint64) + weights[0, column]) * weights[1, column]
-        keys += (mixed ^ (mixed >> np.uint64(29))) * weights[0, column]
+    """A sum with random odd weights, modulo 2^64."""
+    weights = np.random.default_rng(seed).integers(1 << 63, size=table.shape[1], dtype=np.uint64) * 2 + 1
+    keys = np.empty(len(table), dtype=np.uint64)
+    for part in _parts(np.arange(len(table)), table.shape[1]):
+        keys[part] = table[part].astype(np.uint64) @ weights
     return keys
+
+
+def _parts(rows: Int[np.ndarray, " N"], width: int) -> Iterator[Int[np.ndarray, " P"]]:
+    """A few rows at a time: no second table is made."""
+    at_once = 1 + CELLS_AT_ONCE // max(1, width)
+    for first in range(0, len(rows), at_once):
+        check_time("rows of automaton states compared", len(rows))
+        yield rows[first : first + at_once]
 
 
 def _reachable(automaton: Automaton) -> Automaton:

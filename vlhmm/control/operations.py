@@ -5,7 +5,7 @@ The same record serves over tokens and over the 256 bytes of text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
@@ -15,38 +15,37 @@ from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.minimise import minimised
+from vlhmm.control.time_limit import REMEDY, check_time
 
 State = TypeVar("State", bound=Hashable)
 
 # Tables of the product with an HMM grow with the states, so a constraint near this limit is of no use anyway.
 MAX_STATES: Final = 20_000
+MAX_STATES_BETWEEN: Final = 1 << 17
+"""Over bytes, and of a product before it is minimised: tokens are longer, so that what is left of it may be small."""
 
 
 class TooManyStates(ValueError):
-    """An automaton grew beyond `MAX_STATES`."""
+    """An automaton grew beyond its limit."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            f"the constraint needs more than {MAX_STATES:,} automaton states; use fewer or shorter phrases, "
-            "smaller counts, or a regular expression without long counted repetitions"
-        )
+    def __init__(self, limit: int = MAX_STATES) -> None:
+        super().__init__(f"the constraint needs more than {limit:,} automaton states; {REMEDY}")
 
 
 def explore(
     start: State,
-    step: Callable[[State, int], State],
+    successors: Callable[[State], Iterable[State]],
     accepts: Callable[[State], bool],
     class_of_symbol: Int[np.ndarray, " X"],
 ) -> Automaton:
-    """The minimal automaton of the states that `step` reaches; it is called with the first symbol of each class."""
-    _, symbols = np.unique(class_of_symbol, return_index=True)
+    """The minimal automaton of the states that are reached; `successors` are those that each class in turn leads to."""
     number = {start: 0}
     states = [start]
     next_state: list[list[int]] = []
     for state in states:
+        check_time("automaton states found", len(states))
         row = []
-        for symbol in symbols.tolist():
-            target = step(state, symbol)
+        for target in successors(state):
             if target not in number:
                 number[target] = len(states)
                 states.append(target)
@@ -100,12 +99,13 @@ def _product(first: Automaton, second: Automaton, combine: Callable[[Tensor, Ten
     frontier = np.array([start])
     reached = {start}
     while len(frontier):
+        check_time("pairs of automaton states found", len(reached))
         targets = next_first[frontier // second.num_states] * second.num_states
         targets += next_second[frontier % second.num_states]
         frontier = np.array([pair for pair in np.unique(targets).tolist() if pair not in reached], dtype=np.int64)
         reached.update(frontier.tolist())
-        if len(reached) > MAX_STATES:
-            raise TooManyStates
+        if len(reached) > MAX_STATES_BETWEEN:
+            raise TooManyStates(MAX_STATES_BETWEEN)
     pairs = np.array(sorted(reached))
     of_first, of_second = pairs // second.num_states, pairs % second.num_states
     next_pair = next_first[of_first] * second.num_states + next_second[of_second]

@@ -34,7 +34,7 @@ _limit: ContextVar[_Limit | None] = ContextVar("time limit of constraints", defa
 
 
 @contextmanager
-def time_limit(seconds: float | None, clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
+def limited_to(seconds: float | None, clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
     """What is compiled inside may take so long; None for any time. It replaces a limit that was set outside."""
     if seconds is not None and not seconds >= 0:
         raise ValueError(f"time_limit is {seconds}, but must be at least 0 seconds, or None for any time")
