@@ -108,16 +108,17 @@ class Automaton:
 
 
 class Incoming:
-    """The edges that lead to each state. Edge `state * C + class` leaves a state by a class."""
+    """The edges that lead to each state, those of one state after those of another."""
 
     def __init__(self, next_state: Int[np.ndarray, "S C"]) -> None:
-        num_states, self.num_classes = next_state.shape
+        num_states, num_classes = next_state.shape
         target = next_state.ravel()
         # Numpy sorts 16 bits at a time in linear time.
         order = np.argsort((target & 0xFFFF).astype(np.uint16), kind="stable")
         if num_states > 1 << 16:
             order = order[np.argsort((target[order] >> 16).astype(np.uint16), kind="stable")]
-        self._order = order
+        self.source, self.class_ = np.divmod(order.astype(np.int32), np.int32(num_classes))
+        """Where each edge comes from, and the class that it reads."""
         self._end = np.bincount(target, minlength=num_states).cumsum()
         self._degree = np.diff(self._end, prepend=0)
 
@@ -127,20 +128,33 @@ class Incoming:
 
     def edges(self, states: Int[np.ndarray, " N"]) -> tuple[Int[np.ndarray, " E"], Int[np.ndarray, " N"]]:
         """Those that lead to `states`, one state after the other, and how many to each."""
-        degree = self._degree[states]
-        place = np.repeat(self._end[states] - degree.cumsum(), degree) + np.arange(degree.sum())
-        return self._order[place], degree
+        degree, end = self._degree[states], self._end[states]
+        if len(states) == 1:
+            return np.arange(end[0] - degree[0], end[0]), degree
+        return np.repeat(end - degree.cumsum(), degree) + np.arange(degree.sum()), degree
 
 
 def steps_to(goal: Bool[np.ndarray, " S"], incoming: Incoming) -> Int[np.ndarray, " S"]:
     """The least number of edges from each state to one of `goal`; -1 where none lead there."""
     steps = np.where(goal, 0, -1)
-    frontier, distance = np.flatnonzero(goal), 0
+    frontier, distance, distinct = np.flatnonzero(goal), 0, Distinct(incoming.num_states)
     while len(frontier):
         check_time("automaton states to be searched", incoming.num_states)
         distance += 1
-        source = incoming.edges(frontier)[0] // incoming.num_classes
-        source = source[steps[source] < 0]
-        steps[source] = distance
-        frontier = np.unique(source)
+        source = incoming.source[incoming.edges(frontier)[0]]
+        frontier = distinct(source[steps[source] < 0])
+        steps[frontier] = distance
     return steps
+
+
+class Distinct:
+    """Each of some states once, in any order; for few of many, faster than sorting."""
+
+    def __init__(self, num_states: int) -> None:
+        self._place = np.empty(num_states, dtype=np.int64)
+
+    def __call__(self, states: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
+        every = np.arange(len(states))
+        # Of those that write to one place one is the last.
+        self._place[states] = every
+        return states[self._place[states] == every]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, UInt64
 
-from vlhmm.control.automaton import Automaton, Incoming, steps_to
+from vlhmm.control.automaton import Automaton, Distinct, Incoming, steps_to
 from vlhmm.control.time_limit import check_time
 
 CELLS_AT_ONCE: Final = 1 << 18
@@ -23,7 +23,8 @@ def minimised(automaton: Automaton) -> Automaton:
     automaton = _reachable(automaton)
     next_state = automaton.next_state.numpy()
     class_of_class, classes = equal_rows(next_state.T)
-    next_state = np.ascontiguousarray(next_state[:, classes])
+    if len(classes) < automaton.num_classes:
+        next_state = np.ascontiguousarray(next_state[:, classes])
     block_of_state, states = _equivalent_states(next_state, automaton.accepting.numpy())
     next_block = block_of_state[next_state[states]]
     class_again, classes = equal_rows(next_block.T)
@@ -76,16 +77,19 @@ def _parts(rows: Int[np.ndarray, " N"], width: int) -> Iterator[Int[np.ndarray, 
 def _reachable(automaton: Automaton) -> Automaton:
     """The same automaton without states that nothing leads to and classes that no token is in."""
     used, class_of_token = automaton.class_of_token.unique(return_inverse=True)
-    next_state = automaton.next_state[:, used].numpy()
+    every_class = len(used) == automaton.num_classes
+    next_state = (automaton.next_state if every_class else automaton.next_state[:, used]).numpy()
     seen = np.zeros(automaton.num_states, dtype=bool)
     seen[automaton.start] = True
     frontier = np.array([automaton.start])
+    distinct = Distinct(automaton.num_states)
     while len(frontier):
         check_time("automaton states to be minimised", automaton.num_states)
         targets = next_state[frontier].ravel()
-        targets = targets[~seen[targets]]
-        seen[targets] = True
-        frontier = np.unique(targets)
+        frontier = distinct(targets[~seen[targets]])
+        seen[frontier] = True
+    if seen.all():
+        return Automaton(class_of_token, torch.from_numpy(next_state), automaton.start, automaton.accepting)
     # Numbers of the states that are left, in their old order.
     number = np.cumsum(seen) - 1
     return Automaton(
@@ -127,11 +131,11 @@ class _Refinement:
     def __init__(
         self, next_state: Int[np.ndarray, "S C"], incoming: Incoming, block: Int[np.ndarray, " S"], seed: int
     ) -> None:
-        num_states, self.num_classes = next_state.shape
+        num_states, num_classes = next_state.shape
         random = np.random.default_rng(seed)
-        self.weight_of_class = random.integers(1 << 63, size=self.num_classes, dtype=np.uint64) * 2 + 1
+        self.weight_of_class = random.integers(1 << 63, size=num_classes, dtype=np.uint64) * 2 + 1
         self.value_of_block = random.integers(1 << 63, size=num_states, dtype=np.uint64)
-        self.incoming = incoming
+        self.incoming, self.distinct = incoming, Distinct(num_states)
         self.block = block.copy()
         self.num_blocks = int(block.max()) + 1
         self.size = np.bincount(block, minlength=num_states)
@@ -201,9 +205,9 @@ class _Refinement:
         change = self.value_of_block[numbers] - self.value_of_block[self.block[states]]
         self.block[states] = numbers
         edges, degree = self.incoming.edges(states)
-        source = edges // self.num_classes
-        np.add.at(self.keys, source, self.weight_of_class[edges % self.num_classes] * np.repeat(change, degree))
-        return np.unique(source)
+        source, weight = self.incoming.source[edges], self.weight_of_class[self.incoming.class_[edges]]
+        np.add.at(self.keys, source, weight * np.repeat(change, degree))
+        return self.distinct(source)
 
 
 def _differs(values: np.ndarray) -> Bool[np.ndarray, " N"]:

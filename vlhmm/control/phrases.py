@@ -119,7 +119,7 @@ def phrases_in_order(
             if node == spelling.end:
                 yield Match(match.found + 1, 0, spelling.ends_word)
             else:
-                yield match._replace(node=node)
+                yield Match(match.found, node, match.open_ended)
 
     def step(state: State, byte: int) -> State:
         in_word, matches = state
@@ -127,7 +127,11 @@ def phrases_in_order(
             return state
         in_word_now = _in_word_after(in_word, byte)
         # The character after a phrase is known now: matches that hung on it hold or are gone.
-        held = {match._replace(open_ended=False) for match in matches if not (match.open_ended and in_word_now)}
+        held = [
+            Match(match.found, match.node, False) if match.open_ended else match
+            for match in matches
+            if not (match.open_ended and in_word_now)
+        ]
         targets = {target for match in held for target in read(match, in_word, byte)}
         # Who found more phrases for certain can do whatever the others can; but a last phrase may be found again.
         finds = {match.found for match in targets if match.node == 0 and not match.open_ended}

@@ -125,8 +125,11 @@ class TokenTexts:
             finished.append(maps[used])
             num_finished += len(used)
             longer = longer[lengths[longer] > position + 1]
-        table = torch.from_numpy(np.concatenate(finished)).T.long()
-        return minimised(Automaton(torch.from_numpy(class_of_token), table, start, accepting))
+        used, class_of_token = np.unique(class_of_token, return_inverse=True)
+        maps = np.concatenate(finished)[used]
+        class_of_map, first = equal_rows(maps)
+        next_of_token = torch.from_numpy(np.ascontiguousarray(maps[first].T, dtype=np.int64))
+        return minimised(Automaton(torch.from_numpy(class_of_map[class_of_token]), next_of_token, start, accepting))
 
     def _require_room(self, num_maps: int, num_states: int) -> None:
         if num_maps * num_states > _MAX_CELLS:
