@@ -17,6 +17,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
 from vlhmm.control.generate import Choice
+from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
@@ -191,11 +192,13 @@ class LanguageModel:
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
         generator: torch.Generator | None = None,
+        time_limit: float | None = TIME_LIMIT,
     ) -> list[str]:
         """`num` continuations of `prompt`, prompt included, each up to EOS or `max_tokens` new tokens.
 
         With a `constraint` on the new tokens, exact samples of p(continuation | constraint) at temperature 1; it holds at
-        any temperature, and with `top_k` or `top_p` too.
+        any temperature, and with `top_k` or `top_p` too. A constraint whose compilation takes more than `time_limit` seconds
+        of processor time is refused; None allows any time.
         """
         for name, value in (("max_tokens", max_tokens), ("num", num)):
             if value < 1:
@@ -205,7 +208,9 @@ class LanguageModel:
         if constraint is None:
             drawn = self._sample(num, max_tokens, belief, choice, generator)
         else:
-            drawn = self._controlled.sample(constraint, num, max_tokens, belief, choice, generator)
+            drawn = self._controlled.sample(
+                constraint, num, max_tokens, belief, choice, generator, time_limit=time_limit
+            )
         return [self._continued(prompt, row) for row in drawn]
 
     def _sample(
@@ -223,23 +228,39 @@ class LanguageModel:
         return rows
 
     def best_text(
-        self, prompt: str = "", *, max_tokens: int = 50, constraint: Constraint | Automaton | None = None
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 50,
+        constraint: Constraint | Automaton | None = None,
+        time_limit: float | None = TIME_LIMIT,
     ) -> BestText:
-        """The continuation of `prompt` that is likeliest together with its states, up to EOS or `max_tokens` new tokens."""
+        """The continuation of `prompt` that is likeliest together with its states, up to EOS or `max_tokens` new tokens.
+
+        `time_limit` is that of `generate`.
+        """
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
-        best = self._controlled.best(constraint, max_tokens, self._possible_belief_after(prompt))
+        belief = self._possible_belief_after(prompt)
+        best = self._controlled.best(constraint, max_tokens, belief, time_limit=time_limit)
         return BestText(self._continued(prompt, best.tokens), best.log_prob)
 
     def constraint_probability(
-        self, prefix: str, constraint: Constraint | Automaton, length: int, *, until_eos: bool = False
+        self,
+        prefix: str,
+        constraint: Constraint | Automaton,
+        length: int,
+        *,
+        until_eos: bool = False,
+        time_limit: float | None = TIME_LIMIT,
     ) -> float:
         """P(the next `length` tokens after `prefix` satisfy `constraint`), EOS not among them.
 
         With `until_eos`: P(EOS comes within `length` tokens, and what comes before it satisfies the constraint).
+        `time_limit` is that of `generate`.
         """
         belief = self._possible_belief_after(prefix)
-        return self._controlled.probability(constraint, length, belief, until_eos=until_eos)
+        return self._controlled.probability(constraint, length, belief, until_eos=until_eos, time_limit=time_limit)
 
     @cached_property
     def _controlled(self) -> ControlledHMM:

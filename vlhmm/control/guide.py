@@ -32,6 +32,7 @@ from torch import Tensor
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.plan import Compiler, make_plan, require_same_vocabulary
+from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
@@ -92,12 +93,14 @@ class Guide:
         prompt_lengths: Sequence[int] | None = None,
         read_prompt: bool = True,
         must_end: bool = False,
+        time_limit: float | None = TIME_LIMIT,
     ) -> None:
         """`tokenizer` is the language model's: left out, it is taken to be the HMM's own, and EOS with it.
 
         `prompt_lengths`: how many tokens each prompt has without its padding on the left; left out, `pad_token_id`s on the
         left are padding. `read_prompt`: the HMM reads the prompt too, else its text begins where the prompt ends.
-        `must_end`: the text must end at EOS within `max_new_tokens`, else it may also be cut off there.
+        `must_end`: the text must end at EOS within `max_new_tokens`, else it may also be cut off there. `time_limit`: seconds of
+        processor time that each constraint's compilation may take; None for any time.
         """
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, but must be at least 1")
@@ -115,7 +118,7 @@ class Guide:
         self._pad_id = getattr(tokenizer, "pad_token_id", None) if pad_token_id is None else pad_token_id
         self._read_prompt = read_prompt
         texts = None if tokenizer is None else TokenTexts.of(tokenizer)
-        compiler = Compiler(texts, hmm.num_words, self._eos_ids, must_end)
+        compiler = Compiler(texts, hmm.num_words, self._eos_ids, must_end, time_limit)
         self._plan = make_plan(hmm.tables, self._constraints, compiler, max_new_tokens)
         self.reset(prompt_lengths=prompt_lengths)
 

@@ -28,8 +28,9 @@ MAX_STATES_BETWEEN: Final = 1 << 17
 class TooManyStates(ValueError):
     """An automaton grew beyond its limit."""
 
-    def __init__(self, limit: int = MAX_STATES) -> None:
-        super().__init__(f"the constraint needs more than {limit:,} automaton states; {REMEDY}")
+    def __init__(self, limit: int = MAX_STATES, needed: int | None = None) -> None:
+        number = f"more than {limit:,}" if needed is None else f"{needed:,}, more than {limit:,}"
+        super().__init__(f"the constraint needs {number} automaton states; {REMEDY}")
 
 
 def explore(

@@ -31,6 +31,8 @@ _CODE_POINTS: Final = 0x110000
 _CHARACTER_FLAGS: Final = re.IGNORECASE | re.ASCII | re.DOTALL
 """Flags that change what a single character matches."""
 
+MAX_PATTERN: Final = 100_000
+"""Characters: Python's parser takes about a microsecond for each, and cannot be told to stop."""
 MAX_DEPTH: Final = 100
 """Groups may be nested so deep: Python's parser calls itself for each, and how far it gets depends on its version."""
 _PARENTHESES: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|[()]", re.DOTALL)
@@ -123,8 +125,7 @@ class _Nfa:
                 self.skips[self.add(items, flags, begin)].append((None, end))
             return end
         if operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
-            at_least, at_most, items = argument
-            return self._add_repeat(at_least, at_most, items, flags, begin)
+            return self._add_repeat(*_merged_repeats(*argument), flags, begin)
         end = self.node()
         if operation is _constants.AT:
             self.skips[begin].append((self._anchor(argument, flags), end))
@@ -177,6 +178,11 @@ class _Nfa:
 
 def _parsed(pattern: str) -> _Nfa:
     """An NFA from node 0 to node 1."""
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(
+            f"the pattern has {len(pattern):,} characters, at most {MAX_PATTERN:,} are allowed; "
+            "make it smaller, or combine constraints with &, | and ~"
+        )
     depth = _depth(pattern)
     if depth > MAX_DEPTH:
         raise ValueError(
@@ -196,6 +202,27 @@ def _parsed(pattern: str) -> _Nfa:
     except (OverflowError, RecursionError) as error:
         raise ValueError(f"a pattern of {len(pattern)} characters is too large ({error}); make it smaller") from None
     return nfa
+
+
+def _merged_repeats(at_least: int, at_most: int, items: Any) -> tuple[int, int, Any]:
+    """A repetition of a repetition as one, where it means the same: (X{a,b}){c,d} for X{ac,bd}, if no number between is left out."""
+    while len(items) == 1:
+        operation, argument = items[0]
+        if operation is _constants.SUBPATTERN and not argument[1] and not argument[2]:
+            items = argument[3]
+            continue
+        if operation not in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            break
+        inner_least, inner_most, inner = argument
+        # k and k + 1 rounds leave no gap; it is the widest for the smallest k.
+        reach = inner_most if inner_most is _constants.MAXREPEAT and at_least else at_least * inner_most
+        if at_least < at_most and (at_least + 1) * inner_least > reach + 1:
+            break
+        unlimited = at_most is _constants.MAXREPEAT or inner_most is _constants.MAXREPEAT
+        at_most = _constants.MAXREPEAT if unlimited and at_most and inner_most else at_most * inner_most
+        at_least *= inner_least
+        items = inner
+    return at_least, at_most, items
 
 
 def _depth(pattern: str) -> int:

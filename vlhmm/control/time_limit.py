@@ -34,11 +34,17 @@ _limit: ContextVar[_Limit | None] = ContextVar("time limit of constraints", defa
 
 
 @contextmanager
-def limited_to(seconds: float | None, clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
-    """What is compiled inside may take so long; None for any time. It replaces a limit that was set outside."""
+def limited_to(seconds: float | None, clock: Callable[[], float] | None = None) -> Iterator[None]:
+    """What is compiled inside may take so long; None for any time. Within another limit, whichever ends first holds."""
     if seconds is not None and not seconds >= 0:
         raise ValueError(f"time_limit is {seconds}, but must be at least 0 seconds, or None for any time")
-    token = _limit.set(None if seconds is None else _Limit(seconds, clock() + seconds, clock))
+    limit = _limit.get()
+    if seconds is not None:
+        clock = clock or (time.thread_time if limit is None else limit.clock)
+        ends = clock() + seconds
+        if limit is None or ends < limit.ends:
+            limit = _Limit(seconds, ends, clock)
+    token = _limit.set(limit)
     try:
         yield
     finally:
