@@ -58,7 +58,7 @@ class Constraint(ABC):
             texts = TokenTexts.of(tokenizer)
             automaton = texts.text_only(self.over_tokens(texts.spelt()))
         if automaton.num_states > MAX_STATES:
-            raise TooManyStates(needed=automaton.num_states)
+            raise TooManyStates(MAX_STATES, automaton.num_states)
         return automaton
 
     @property

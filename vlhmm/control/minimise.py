@@ -59,11 +59,16 @@ def _as_they_occur(
 
 def _hashed(table: Int[np.ndarray, "N M"], seed: int) -> UInt64[np.ndarray, " N"]:
     """A sum with random odd weights, modulo 2^64."""
-    weights = np.random.default_rng(seed).integers(1 << 63, size=table.shape[1], dtype=np.uint64) * 2 + 1
+    weights = _random(seed, table.shape[1])
     keys = np.empty(len(table), dtype=np.uint64)
     for part in _parts(np.arange(len(table)), table.shape[1]):
         keys[part] = table[part].astype(np.uint64) @ weights
     return keys
+
+
+def _random(seed: int, size: int) -> UInt64[np.ndarray, " M"]:
+    """Odd numbers."""
+    return np.random.default_rng(seed).integers(1 << 63, size=size, dtype=np.uint64) * 2 + 1
 
 
 def _parts(rows: Int[np.ndarray, " N"], width: int) -> Iterator[Int[np.ndarray, " P"]]:
@@ -132,9 +137,7 @@ class _Refinement:
         self, next_state: Int[np.ndarray, "S C"], incoming: Incoming, block: Int[np.ndarray, " S"], seed: int
     ) -> None:
         num_states, num_classes = next_state.shape
-        random = np.random.default_rng(seed)
-        self.weight_of_class = random.integers(1 << 63, size=num_classes, dtype=np.uint64) * 2 + 1
-        self.value_of_block = random.integers(1 << 63, size=num_states, dtype=np.uint64)
+        self.weight_of_class, self.value_of_block = np.split(_random(seed, num_classes + num_states), [num_classes])
         self.incoming, self.distinct = incoming, Distinct(num_states)
         self.block = block.copy()
         self.num_blocks = int(block.max()) + 1
@@ -172,8 +175,7 @@ class _Refinement:
         # The largest group keeps the block's number.
         rank = np.lexsort((np.where(joins, 0, count), place))
         largest = rank[np.append(first_group[1:], len(of_group)) - 1]
-        keeps = count[largest] > settled
-        keeps &= ~joins[largest]
+        keeps = (count[largest] > settled) & ~joins[largest]
         moves = ~joins
         moves[largest[keeps]] = False
 
@@ -181,15 +183,16 @@ class _Refinement:
         number[moves] = self._new_blocks(count[moves], key[moves])
         moving = np.repeat(moves, count)
         changed, numbers = [states[moving]], [np.repeat(number, count)[moving]]
-        for at in np.flatnonzero(keeps):
-            one, group = int(blocks[at]), int(largest[at])
-            if settled[at]:
-                # Fewer than those that keep the number, so that they can be sought.
-                left = np.repeat((of_group == one) & ~joins, count)
-                rest = np.setdiff1d(np.flatnonzero(self.block == one), states[left], assume_unique=True)
-                changed.append(rest)
-                numbers.append(np.repeat(self._new_blocks(settled[[at]], self.settled_key[[one]]), len(rest)))
-            self.settled_key[one] = key[group]
+        leaves = keeps & (settled > 0)
+        if leaves.any():
+            # Settled states that are fewer than those that keep the number: they must be sought.
+            number_of_block = np.full(len(self.size), -1)
+            number_of_block[blocks[leaves]] = self._new_blocks(settled[leaves], self.settled_key[blocks[leaves]])
+            new_number = number_of_block[self.block]
+            new_number[states[np.repeat(~joins, count)]] = -1
+            changed.append(np.flatnonzero(new_number >= 0))
+            numbers.append(new_number[changed[-1]])
+        self.settled_key[blocks[keeps]] = key[largest[keeps]]
         every, new = np.concatenate(changed), np.concatenate(numbers)
         np.subtract.at(self.size, self.block[every], 1)
         return every, new
