@@ -244,8 +244,13 @@ def _found(phrase: str, whole_words: bool) -> str:
 
 
 def _regex(draw: random.Random) -> tuple[str, Constraint, Holds]:
-    pattern = draw.choice(FLAGS) + _pattern(draw, draw.randint(0, 4)) + draw.choice(["", "", "", "$", r"\Z"])
-    if draw.random() < 0.25:
+    damaged = draw.random() < 0.25
+    # `re` tries every way to cut a text into rounds: no more than two repetitions in one another.
+    pattern = _pattern(draw, draw.randint(0, 4), counts=1 if damaged else 2)
+    if draw.random() < 0.05:
+        pattern = f"(?:{draw.choice(LEAVES)}){draw.choice(LARGE_COUNTS)}{draw.choice(LEAVES)}"
+    pattern = draw.choice(FLAGS) + pattern + draw.choice(["", "", "", "$", r"\Z"])
+    if damaged:
         for _ in range(draw.randint(1, 3)):
             at = draw.randint(0, len(pattern))
             pattern = pattern[:at] + draw.choice(STRAY) + pattern[at + draw.randint(0, 1) :]
@@ -263,15 +268,13 @@ def _regex(draw: random.Random) -> tuple[str, Constraint, Holds]:
     return f"regex({pattern!r})", constraint, lambda text, _: bool(compiled.fullmatch(text.strip()))
 
 
-def _pattern(draw: random.Random, depth: int) -> str:
+def _pattern(draw: random.Random, depth: int, counts: int) -> str:
     kind = draw.random()
     if depth == 0 or kind < 0.15:
         return draw.choice(LEAVES)
-    first = _pattern(draw, depth - 1)
-    if kind < 0.4:
-        return first + _pattern(draw, depth - 1)
     opened = draw.choice(["(", "(?:"])
-    if kind < 0.6:
-        return f"{opened}{first}|{_pattern(draw, depth - 1)})"
-    count = draw.choice(LARGE_COUNTS if draw.random() < 0.03 else COUNTS)
-    return f"{opened}{first}){count}"
+    if kind < 0.4:
+        return _pattern(draw, depth - 1, counts) + _pattern(draw, depth - 1, counts)
+    if kind < 0.6 or not counts:
+        return f"{opened}{_pattern(draw, depth - 1, counts)}|{_pattern(draw, depth - 1, counts)})"
+    return f"{opened}{_pattern(draw, depth - 1, counts - 1)}){draw.choice(COUNTS)}"
