@@ -21,7 +21,7 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
-from vlhmm.inference.sampling import StateWords, draw
+from vlhmm.inference.sampling import StateWords, require_drawn
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
 from vlhmm.tables import Belief
@@ -211,16 +211,37 @@ class LanguageModel:
     def _sample(
         self, num: int, max_tokens: int, belief: Belief | None, choice: Choice, generator: torch.Generator | None
     ) -> list[list[int]]:
+        tables, eos = self.hmm.tables, self.tokenizer.eos_id
+        # Copies of the probabilities of all words, which top_p sorts; the belief; the transition tiles of one step, at most
+        # one a text; the tokens in a list.
+        words = (6 if choice.top_p is None else 12) * tables.num_words
+        support = tables.support
+        states = 6 * (support.num_states + support.states_per_word)
+        size = tables.log_emission.element_size()
+        per_text = (words + states) * size + 16 * max_tokens
+        tiles = 0 if support.num_groups == 1 else min(num, support.num_groups**2)
+        what = f"{num:,} texts of up to {max_tokens:,} tokens over {tables.num_words:,} words"
+        require_drawn(num, per_text, what, tables.device, fixed=3 * tiles * support.states_per_word**2 * size)
         if belief is not None:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
-        drawn: list[Int[Tensor, " N"]] = []
-        for _ in range(max_tokens):
-            log_probs = self.hmm.next_token_probs(belief).expand(num, -1).log()
-            token = draw(choice.log_weights(log_probs), generator)
-            drawn.append(token)
+        texts: list[list[int]] = [[] for _ in range(num)]
+        going = torch.arange(num, device=tables.device)
+        for left in range(max_tokens, 0, -1):
+            log_probs = self.hmm.next_token_probs(belief).expand(len(going), -1).log()
+            # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
+            noise = log_probs.new_empty(num, tables.num_words).exponential_(generator=generator)
+            token = (choice.log_weights(log_probs) - noise[going].log()).argmax(-1)
+            drawn: list[int] = token.tolist()
+            for row, one in zip(going.tolist(), drawn, strict=True):
+                texts[row].append(one)
+            goes_on = [place for place, one in enumerate(drawn) if one != eos]
+            if not goes_on or left == 1:
+                break
+            if len(goes_on) < len(drawn):
+                going, token = going[goes_on], token[goes_on]
+                belief = None if belief is None else belief.of(goes_on)
             belief = self.hmm.filter(token[:, None], belief=belief).belief
-        rows: list[list[int]] = torch.stack(drawn, 1).tolist()
-        return rows
+        return texts
 
     def best_text(
         self, prompt: str = "", *, max_tokens: int = 50, constraint: Constraint | Automaton | None = None
