@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vlhmm.arguments import as_device, check_count, check_generator, check_number
 from vlhmm.inference import fit, predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
 from vlhmm.inference.gather import Batch
@@ -111,7 +113,7 @@ class HMM:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> HMM:
         check_dtype(dtype)
-        return HMM(self.tables.to(device, dtype), graphs=self._graphs)
+        return HMM(self.tables.to(as_device(device), dtype), graphs=self._graphs)
 
     def log_prob(
         self,
@@ -191,7 +193,7 @@ class HMM:
         window: int | None = None,
     ) -> Paths:
         """The k most likely state paths, best first, each with its log p(x, z)."""
-        if not 1 <= k <= MOST_PATHS:
+        if check_count("k", k) > MOST_PATHS:
             raise ValueError(f"k is {k}, but it must be between 1 and {MOST_PATHS} paths")
         replays = self._replays_for(belief, window) if k == 1 else None
         if replays is not None and (found := replays.best_path(tokens, lengths)) is not None:
@@ -221,8 +223,8 @@ class HMM:
         `missing` is a (B, T) mask; what `tokens` has there is ignored. Tokens in `exclude` are never filled in: the
         distributions are given that.
         """
-        if num < 0:
-            raise ValueError(f"num is {num}, but the number of samples must be 0 or more")
+        check_count("num", num, at_least=0)
+        check_generator(generator, self.tables.device)
         batch, gaps = as_missing(tokens, missing, lengths, self.tables)
         check_belief(belief, batch, self.tables)
         return infill(self.tables, batch, gaps, num, belief, self._allowed(exclude), generator)
@@ -240,9 +242,9 @@ class HMM:
 
     def sample(self, num: int, length: int, generator: torch.Generator | None = None) -> sampling.Sample:
         """Texts with their states, from the start distribution on."""
-        for name, value in (("num", num), ("length", length)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but at least 1 is needed")
+        check_count("num", num)
+        check_count("length", length)
+        check_generator(generator, self.tables.device)
         return sampling.sample(self.tables, num, length, generator)
 
     def sample_posterior(
@@ -255,8 +257,8 @@ class HMM:
         window: int | None = None,
     ) -> Int[Tensor, "B N T"]:
         """State paths z ~ p(z | x), -1 past the length."""
-        if num < 1:
-            raise ValueError(f"num is {num}, but at least 1 path must be drawn")
+        check_count("num", num)
+        check_generator(generator, self.tables.device)
         batch = self._batch(tokens, lengths, None, window)
         return sampling.sample_posterior(self.tables, batch, num, generator, window)
 
@@ -279,13 +281,15 @@ class HMM:
         `iterations`, or when log p per token rises by less than `tolerance`.
         """
         data = as_sequences(sequences, lengths, self.tables)
-        if iterations < 1:
-            raise ValueError(f"iterations is {iterations}, but at least 1 is needed")
+        check_count("iterations", iterations)
+        check_number("tolerance", tolerance)
+        check_generator(generator, torch.device("cpu"))
+        if learning_rate is not None:
+            check_number("learning_rate", learning_rate)
         if method == "em" and batch_size is None:
             steps = fit.em_steps(self.tables, data)
         elif method == "em":
-            if batch_size is not None and batch_size < 1:
-                raise ValueError(f"batch_size is {batch_size}, but a mini-batch needs at least 1 sequence")
+            check_count("batch_size", batch_size)
             rate = 0.1 if learning_rate is None else learning_rate
             if not 0 < rate <= 1:
                 raise ValueError(f"learning_rate is {rate}, but mini-batch Baum-Welch needs one in (0, 1]")
@@ -310,8 +314,8 @@ class HMM:
     def _allowed(self, exclude: Sequence[int]) -> Bool[Tensor, " X"]:
         allowed = torch.ones(self.num_words, dtype=torch.bool)
         for token in exclude:
-            if not 0 <= token < self.num_words:
-                raise ValueError(f"exclude has {token}, but ids must be between 0 and {self.num_words - 1}")
+            if not isinstance(token, Integral) or not 0 <= token < self.num_words:
+                raise ValueError(f"exclude has {token!r}, but ids must be between 0 and {self.num_words - 1}")
             allowed[token] = False
         return allowed.to(self.tables.device)
 

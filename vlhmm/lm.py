@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.arguments import as_device, check_count, check_generator, check_text
 from vlhmm.checkpoint import load_model, save_model
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
@@ -79,8 +81,7 @@ class LanguageModel:
 
     def next_tokens(self, text: str = "", top: int = 10) -> list[tuple[str, float]]:
         """The most likely next tokens after `text`, with their probabilities."""
-        if top < 1:
-            raise ValueError(f"top is {top}, but at least 1 token is needed")
+        check_count("top", top)
         probs = self.hmm.next_token_probs(self._belief_after(text))[0]
         best = probs.topk(min(top, probs.shape[0]))
         return [
@@ -90,6 +91,7 @@ class LanguageModel:
 
     def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]:
         """For each token the states it most likely came from, given the whole text."""
+        check_count("top", top)
         ids = self._encode(text)
         posterior = self.hmm.posterior(ids, belief=self._opening)
         probs = posterior.probs[0]
@@ -127,9 +129,8 @@ class LanguageModel:
 
     def explain(self, text: str, top: int = 3, neighbours: int = 1) -> Explanation:
         """Each token's surprise and likeliest states, and the states before and after these, all given the whole text."""
-        for name, value in (("top", top), ("neighbours", neighbours)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but at least 1 state is needed")
+        check_count("top", top)
+        check_count("neighbours", neighbours)
         ids = self._encode(text)
         return explain(self.hmm, ids, self._opening, top, neighbours, self.tokenizer.token, self.name_state)
 
@@ -154,9 +155,16 @@ class LanguageModel:
         each is equally likely beforehand, and afterwards as likely as p(text with so many tokens missing). EOS and the tokens
         in `exclude` are never filled in; with `eos` the text ends after its last word.
         """
-        for name, value, least in (("num", num, 0), ("top", top, 1)):
-            if value < least:
-                raise ValueError(f"{name} is {value}, but must be at least {least}")
+        check_text("text", text)
+        check_count("num", num, at_least=0)
+        check_count("top", top)
+        check_generator(generator, self.hmm.tables.device)
+        if not isinstance(gap, Sequence) or len(gap) != 2:
+            raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
+        for number in gap:
+            check_count("a bound of gap", number)
+        if isinstance(exclude, str):
+            raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
         if None in left_out:
             raise ValueError(
@@ -171,7 +179,8 @@ class LanguageModel:
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """A state with the words it emits most."""
-        if not 0 <= state < self.hmm.num_states:
+        check_count("top", top)
+        if not isinstance(state, Integral) or not 0 <= state < self.hmm.num_states:
             raise ValueError(f"state is {state}, but must be between 0 and {self.hmm.num_states - 1}")
         words, log_probs = self._state_words.of(torch.tensor([state], device=self.hmm.tables.device))
         best = log_probs[0].topk(min(top, log_probs.shape[1]))
@@ -197,9 +206,10 @@ class LanguageModel:
         With a `constraint` on the new tokens, exact samples of p(continuation | constraint) at temperature 1; it holds at
         any temperature, and with `top_k` or `top_p` too.
         """
-        for name, value in (("max_tokens", max_tokens), ("num", num)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but must be at least 1")
+        check_text("prompt", prompt)
+        check_count("max_tokens", max_tokens)
+        check_count("num", num)
+        check_generator(generator, self.hmm.tables.device)
         choice = Choice(temperature, top_k, top_p)
         belief = self._possible_belief_after(prompt)
         if constraint is None:
@@ -247,8 +257,8 @@ class LanguageModel:
         self, prompt: str = "", *, max_tokens: int = 50, constraint: Constraint | Automaton | None = None
     ) -> BestText:
         """The continuation of `prompt` that is likeliest together with its states, up to EOS or `max_tokens` new tokens."""
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+        check_text("prompt", prompt)
+        check_count("max_tokens", max_tokens)
         best = self._controlled.best(constraint, max_tokens, self._possible_belief_after(prompt))
         return BestText(self._continued(prompt, best.tokens), best.log_prob)
 
@@ -259,6 +269,8 @@ class LanguageModel:
 
         With `until_eos`: P(EOS comes within `length` tokens, and what comes before it satisfies the constraint).
         """
+        check_text("prefix", prefix)
+        check_count("length", length)
         belief = self._possible_belief_after(prefix)
         return self._controlled.probability(constraint, length, belief, until_eos=until_eos)
 
@@ -296,6 +308,7 @@ class LanguageModel:
         return self.hmm.filter([[eos]]).belief
 
     def _belief_after(self, text: str) -> Belief | None:
+        check_text("text", text)
         if not text:
             return self._opening
         return self.hmm.filter(self._encode(text), belief=self._opening).belief
@@ -311,5 +324,5 @@ class LanguageModel:
 
 def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageModel:
     """The language model that `save` or a training run left in `folder`."""
-    saved = load_model(folder, device)
+    saved = load_model(folder, as_device(device) or "cpu")
     return LanguageModel(saved.model, saved.tokenizer, saved.config["about"])

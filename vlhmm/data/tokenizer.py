@@ -13,6 +13,7 @@ from typing import Any, Final, SupportsIndex, final
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from vlhmm.arguments import check_text
 from vlhmm.data.atomic import atomic_write
 
 EOS: Final = "<eos>"
@@ -91,6 +92,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one piece of text; nothing is added at either end."""
+        check_text("text", text)
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
