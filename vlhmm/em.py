@@ -22,7 +22,7 @@ from vlhmm.inference.fit import maximized, mixed, total_counts
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts
 from vlhmm.models import Model
-from vlhmm.run_folder import RunFolder
+from vlhmm.run_folder import RunFolder, run_folder
 from vlhmm.settings import settings_from
 from vlhmm.step import part_of
 from vlhmm.tables import Tables
@@ -78,7 +78,7 @@ def em_training(
     corpus: Corpus,
     settings: EMSettings,
     *,
-    out: str | Path | None = None,
+    out: str | Path | RunFolder | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
 ) -> Iterator[Event]:
@@ -99,12 +99,12 @@ def em_training(
         "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
         "em": asdict(settings),
     }
-    begun = time.monotonic()
+    begun, earlier = time.monotonic(), 0.0
     num_steps, batch_tokens = em_steps(settings, corpus), settings.batch_size * settings.window
     num_batches = num_steps // settings.iterations
     best_perplexity, best_state, done = math.inf, _copied(model), 0
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
+        folder = stack.enter_context(run_folder(out, resume)) if out is not None else None
         stop_asked = stack.enter_context(stop_signals())
         if folder is not None and resume and (saved := folder.load_state()) is not None:
             tensors, values = saved
@@ -113,6 +113,7 @@ def em_training(
             model.load_state_dict(part_of(tensors, "model."))
             best_state = part_of(tensors, "best.")
             best_perplexity, done = values["best_perplexity"], values["iteration"]
+            earlier = values.get("seconds", 0.0)
             folder.cut_log(done * num_batches)
         reason: Literal["finished", "time", "interrupted"] = "finished"
         while done < settings.iterations and reason == "finished":
@@ -136,19 +137,22 @@ def em_training(
             check = CheckEvent(step, num_steps, step * batch_tokens, perplexity, best_perplexity, improved)
             yield check
             if folder is not None:
+                seconds = earlier + time.monotonic() - begun
+                # Before the save: a resumed run drops the records of what it does again, and makes up for none that is missing.
+                folder.log({"kind": "step", "step": step, "tokens": step * batch_tokens, "perplexity": math.exp(loss)})
+                folder.log({"kind": "check", "seconds": round(seconds, 3), **asdict(check)})
                 if improved:
                     save_model(folder.path, model, corpus.tokenizer, about)
                 tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
                 tensors |= {f"best.{name}": value for name, value in best_state.items()}
-                folder.save_state(tensors, {"iteration": done, "best_perplexity": best_perplexity, "about": about})
-                folder.log({"kind": "step", "step": step, "tokens": step * batch_tokens, "perplexity": math.exp(loss)})
-                folder.log({"kind": "check", "seconds": round(time.monotonic() - begun, 3), **asdict(check)})
+                values = {"iteration": done, "best_perplexity": best_perplexity, "seconds": seconds, "about": about}
+                folder.save_state(tensors, values)
             if stop_asked.is_set():
                 reason = "interrupted"
             elif max_seconds is not None and time.monotonic() - begun >= max_seconds and done < settings.iterations:
                 reason = "time"
         model.load_state_dict(best_state)
-        yield Stopped(reason, done * num_batches, num_steps, best_perplexity, time.monotonic() - begun)
+        yield Stopped(reason, done * num_batches, num_steps, best_perplexity, earlier + time.monotonic() - begun)
 
 
 def em_steps(settings: EMSettings, corpus: Corpus) -> int:

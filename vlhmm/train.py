@@ -24,7 +24,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.joint_phase import JointPhase, joint_steps
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
-from vlhmm.run_folder import RunFolder
+from vlhmm.run_folder import RunFolder, run_folder
 from vlhmm.schedule import Plateau, planned_factor
 from vlhmm.settings import settings_from
 from vlhmm.step import Step, part_of
@@ -90,6 +90,7 @@ class Stopped:
     num_steps: int
     best_perplexity: float
     seconds: float
+    """All that the training has taken, runs before this one included up to their last save."""
 
 
 Event = StepEvent | CheckEvent | Stopped
@@ -138,7 +139,7 @@ def training(
     settings: TrainSettings,
     *,
     joint: JointPhase | None = None,
-    out: str | Path | None = None,
+    out: str | Path | RunFolder | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
@@ -157,11 +158,13 @@ def training(
         raise ValueError("resume needs the folder to resume from: give out=")
     begun = time.monotonic()
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
+        folder = stack.enter_context(run_folder(out, resume)) if out is not None else None
         stop_asked = stack.enter_context(stop_signals())
         run = _Run(model, corpus, settings, folder, joint)
         if resume:
             run.restore()
+        # As if the runs before this one had been part of it.
+        run.begun = begun - run.earlier_seconds
         saved_at, save_took = time.monotonic(), 0.0
         # A GPU works ahead of us; asking it for every step's loss would make it wait.
         loss_steps = LOG_STEPS if run.device.type == "cuda" else 1
@@ -188,7 +191,7 @@ def training(
                     now = time.monotonic()
                     yield check
                     if folder is not None:
-                        times = {"seconds": round(now - begun, 3), "check_seconds": round(now - check_begun, 3)}
+                        times = {"seconds": round(now - run.begun, 3), "check_seconds": round(now - check_begun, 3)}
                         folder.log({"kind": "check", **times, **asdict(check)})
                 out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
                 stopping = out_of_time or stop_asked.is_set()
@@ -206,10 +209,10 @@ def training(
                 if stopping:
                     run.finish()
                     reason: Literal["time", "interrupted"] = "interrupted" if stop_asked.is_set() else "time"
-                    yield Stopped(reason, run.step, run.num_steps, run.best_perplexity, time.monotonic() - begun)
+                    yield Stopped(reason, run.step, run.num_steps, run.best_perplexity, run.seconds)
                     return
         run.finish()
-        yield Stopped("finished", run.step, run.num_steps, run.best_perplexity, time.monotonic() - begun)
+        yield Stopped("finished", run.step, run.num_steps, run.best_perplexity, run.seconds)
 
 
 class _Run:
@@ -243,6 +246,7 @@ class _Run:
             self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}
         self.stepper = Step(model, settings)
         self.step = 0
+        self.begun, self.earlier_seconds = time.monotonic(), 0.0
         self.plateau = Plateau(settings.patience, settings.decay)
         self.first_loss: float | None = None
         """Of this sitting."""
@@ -254,6 +258,11 @@ class _Run:
         """All steps are made, or the rate is so low that more of them change nothing."""
         rate = self.settings.learning_rate * self.plateau.factor
         return self.step >= self.num_steps or rate < self.settings.min_rate
+
+    @property
+    def seconds(self) -> float:
+        """All that the training has taken so far."""
+        return time.monotonic() - self.begun
 
     @property
     def tokens_seen(self) -> int:
@@ -375,6 +384,7 @@ class _Run:
             "step": self.step,
             "plateau": asdict(self.plateau),
             "best_perplexity": self.best_perplexity,
+            "seconds": self.seconds,
             "about": self.about,
         }
         self.folder.save_state(tensors, values)
@@ -395,6 +405,7 @@ class _Run:
         self.step = values["step"]
         self.plateau = replace(self.plateau, **values["plateau"])
         self.best_perplexity = values["best_perplexity"]
+        self.earlier_seconds = values.get("seconds", 0.0)
         last_epoch = (self.step - 1) // self.steps_per_epoch
         self.stepper.restore(tensors, self.step, self.settings.dropout_in(last_epoch))
         self.best_state = {name: value.to(self.device) for name, value in part_of(tensors, "best.").items()}

@@ -1,11 +1,21 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
+import glob
 import os
 import secrets
+import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+
+LOCK = ".lock"
+"""Held in a folder by the process that writes to it."""
+ABANDONED_SECONDS = 24 * 3600
+"""A partial folder without a lock is left alone for so long: its process may be about to take one."""
 
 
 def partial_name(path: Path) -> Path:
@@ -15,10 +25,16 @@ def partial_name(path: Path) -> Path:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A file under a temporary name, empty as yet; takes its place as `path` when the block ends without an error."""
+    """A file under a temporary name, empty as yet; takes its place as `path` when the block ends without an error.
+
+    An OSError about it names `path`. A process that is killed leaves a `.NAME.partial-*`, which `remove_partials` removes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_name(path)
+    # A folder: a library that writes the file may keep temporary files of its own beside it.
+    folder = partial_name(path)
+    partial = folder / path.name
     try:
+        folder.mkdir()
         partial.touch(exist_ok=False)
         permissions = partial.stat().st_mode
         yield partial
@@ -27,8 +43,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         _sync(partial)
         partial.replace(path)
         sync_folder(path.parent)
+    except OSError as error:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if named is None or folder in (named, named.parent):
+            raise renamed(error, path) from error
+        raise
     finally:
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -41,6 +62,59 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def atomic_write(path: Path, content: bytes) -> None:
     with atomic_file(path) as file:
         file.write(content)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """An empty folder under a temporary name, locked by this process; takes its place as `path` when the block ends without
+    an error. What killed processes left of the same `path` is removed first."""
+    for entry in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+        _remove_if_abandoned(entry)
+    partial = partial_name(path)
+    try:
+        partial.mkdir(parents=True)
+        lock = FileLock(partial / LOCK)
+        with lock:
+            yield partial
+            if os.name != "posix":
+                # A folder with an open file cannot be renamed there.
+                lock.release()
+            # With the lock in it: under its partial name the folder is never without one.
+            partial.replace(path)
+        (path / LOCK).unlink(missing_ok=True)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Removes what killed saves left in `folder`, not below it. Only for the process that holds the folder's lock."""
+    for entry in folder.glob(".*.partial-*"):
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _remove_if_abandoned(entry: Path) -> None:
+    """Removes a partial folder that no live process holds."""
+    try:
+        if not (entry / LOCK).exists():
+            if entry.is_dir() and time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
+            return
+        with FileLock(entry / LOCK).acquire(timeout=0):
+            shutil.rmtree(entry, ignore_errors=True)
+    except (Timeout, OSError):
+        # In use, or just now removed or renamed by its process.
+        return
+
+
+def renamed(error: OSError, path: Path) -> OSError:
+    """The same error, about `path`."""
+    if error.errno is None:
+        return OSError(f"{path}: {error}")
+    return OSError(error.errno, error.strerror or os.strerror(error.errno), str(path))
 
 
 def sync_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vlhmm.capture import captured
 from vlhmm.data import Corpus
+from vlhmm.data.atomic import remove_partials
 from vlhmm.data.windows import Epoch
 from vlhmm.decoder.folder import load_weights, save_decoder, weights_of
 from vlhmm.decoder.model import Decoder, decoder_perplexity
@@ -239,6 +240,7 @@ class _Run:
         if self.folder is None:
             return Snapshot(self.tokens_seen, decoder, None)
         where = self.folder.path / f"tokens-{self.tokens_seen}"
+        remove_partials(where)
         save_decoder(where, decoder, self.corpus.tokenizer)
         return Snapshot(self.tokens_seen, decoder, where)
 
