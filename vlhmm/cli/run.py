@@ -22,7 +22,7 @@ from vlhmm.cli.corpora import make_blocks
 from vlhmm.cli.show import ProgressBar, corpus_label, message, program, progress_bar, short
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
-from vlhmm.data.atomic import atomic_write
+from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.data.windows import Epoch
 from vlhmm.em import EMSettings, em_training
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
@@ -366,7 +366,8 @@ def evaluate_shown(
 
 def _draw_curve(out: Path, title: str) -> str | None:
     try:
-        learning_curve(read_log(out), out / CURVE, title)
+        with atomic_path(out / CURVE) as partial:
+            learning_curve(read_log(out), partial, title)
     except ValueError as error:
         message(f"no learning curve: {error}")
         return None
