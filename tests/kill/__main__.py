@@ -50,8 +50,10 @@ def _again_with_faults(work: Path) -> int:
 
 
 def _carry_out(options: argparse.Namespace, chosen: list[str], work: Path) -> int:
-    _warm_up("distill" in chosen)
-    from tests.kill.harness import Broken, fail_all, kill_all, reference
+    import torch
+
+    torch.set_num_threads(1)
+    from tests.kill.harness import Broken, fail_all, kill_all, reference, rehearse
     from tests.kill.scenarios import scenarios, write_material
 
     begun = time.monotonic()
@@ -63,7 +65,11 @@ def _carry_out(options: argparse.Namespace, chosen: list[str], work: Path) -> in
     material = work / "material"
     material.mkdir()
     write_material(material, teacher="distill" in chosen)
-    wholes = [reference(one, work) for one in scenarios(material) if one.name in chosen]
+    wanted = [one for one in scenarios(material) if one.name in chosen]
+    for one in wanted:
+        # Commands import much of what they use only when they use it: a child that is forked has it then.
+        rehearse(one, work)
+    wholes = [reference(one, work) for one in wanted]
     for whole in wholes:
         say(f"{whole.scenario.name}: {whole.seconds:.2f} s, {whole.operations} operations on files")
     draw = random.Random(options.seed)
@@ -84,20 +90,6 @@ def _carry_out(options: argparse.Namespace, chosen: list[str], work: Path) -> in
     errors = sum(sum(one.values()) for one in failed.values())
     print(f"{kills} kills and {errors} failing operations: every run went on to the same bits")
     return 0
-
-
-def _warm_up(teacher: bool) -> None:
-    """Imports all that commands import late: a child that is forked has it."""
-    import matplotlib.figure  # noqa: F401
-    import torch
-
-    import vlhmm.cli.distill_material
-    import vlhmm.cli.run
-    import vlhmm.lm  # noqa: F401
-
-    torch.set_num_threads(1)
-    if teacher:
-        import transformers.models.llama.modeling_llama  # noqa: F401
 
 
 if __name__ == "__main__":
