@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 
-.PHONY: demo install test check format clean
+.PHONY: demo install test kill check format clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
@@ -13,6 +13,10 @@ install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# Kills commands and lets their writes fail, a few hundred times: minutes.
+kill: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.kill --kills 100 --seed 0
 
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check vlhmm tests bench

@@ -12,11 +12,16 @@ from torch import Tensor
 
 def check_count(name: str, value: Any, at_least: int = 1) -> int:
     """`value` as an integer of at least `at_least`; True and 2.0 are no counts."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if not is_integer(value):
         raise ValueError(f"{name} is {_shown(value)}, but an integer of at least {at_least} is needed")
     if value < at_least:
         raise ValueError(f"{name} is {value}, but it must be at least {at_least}")
     return int(value)
+
+
+def is_integer(value: Any) -> bool:
+    """Also those of numpy; True is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_number(name: str, value: Any) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlhmm.arguments import as_device, check_count, check_generator, check_number
+from vlhmm.arguments import as_device, check_count, check_generator, check_number, is_integer
 from vlhmm.inference import fit, predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
 from vlhmm.inference.gather import Batch
@@ -314,7 +313,7 @@ class HMM:
     def _allowed(self, exclude: Sequence[int]) -> Bool[Tensor, " X"]:
         allowed = torch.ones(self.num_words, dtype=torch.bool)
         for token in exclude:
-            if not isinstance(token, Integral) or not 0 <= token < self.num_words:
+            if not is_integer(token) or not 0 <= token < self.num_words:
                 raise ValueError(f"exclude has {token!r}, but ids must be between 0 and {self.num_words - 1}")
             allowed[token] = False
         return allowed.to(self.tables.device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.arguments import as_device, check_count, check_generator, check_text
+from vlhmm.arguments import as_device, check_count, check_generator, check_text, is_integer
 from vlhmm.checkpoint import load_model, save_model
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
@@ -180,7 +179,7 @@ class LanguageModel:
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """A state with the words it emits most."""
         check_count("top", top)
-        if not isinstance(state, Integral) or not 0 <= state < self.hmm.num_states:
+        if not is_integer(state) or not 0 <= state < self.hmm.num_states:
             raise ValueError(f"state is {state}, but must be between 0 and {self.hmm.num_states - 1}")
         words, log_probs = self._state_words.of(torch.tensor([state], device=self.hmm.tables.device))
         best = log_probs[0].topk(min(top, log_probs.shape[1]))

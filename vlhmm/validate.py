@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.arguments import as_device, as_tensor, check_count, check_tensor
+from vlhmm.arguments import as_device, as_tensor, check_count, check_tensor, is_integer
 from vlhmm.inference.gather import Batch
 from vlhmm.precision import Precision
 from vlhmm.tables import Belief, BlockFactoredTransition, Support, Tables, TableTransition
@@ -263,9 +262,10 @@ def check_tables(tables: Tables) -> None:
         raise ValueError(
             f"log_start has shape {tuple(tables.log_start.shape)}, but there are {tables.num_states} states"
         )
-    if tables.reset_token is not None and not isinstance(tables.reset_token, Integral):
+    if tables.reset_token is not None and not is_integer(tables.reset_token):
         raise ValueError(f"reset_token is {tables.reset_token!r}, but a token id is an integer, or None for no reset")
-    if tables.precision not in get_args(Precision):
+    precision: Any = tables.precision
+    if precision not in get_args(Precision):
         raise ValueError(f"precision is {tables.precision!r}, but must be one of {', '.join(get_args(Precision))}")
     if tables.reset_token is not None and not 0 <= tables.reset_token < tables.num_words:
         raise ValueError(

@@ -95,6 +95,16 @@ def test_partial_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
     assert names(tmp_path / "out") == {"file"}
 
 
+def test_a_file_is_rid_of_what_killed_processes_left_of_it(tmp_path: Path) -> None:
+    dead, live = (tmp_path / f".blocks.tsv.partial-{number}" for number in ("1-a", "2-b"))
+    for folder in (dead, live):
+        folder.mkdir()
+        (folder / ".lock").touch()
+    with FileLock(live / ".lock"):
+        atomic_write(tmp_path / "blocks.tsv", b"whole")
+        assert names(tmp_path) == {"blocks.tsv", live.name}
+
+
 def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def fail(partial: Path) -> None:
         (partial / "file").write_bytes(b"half")

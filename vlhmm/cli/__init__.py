@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -119,7 +119,14 @@ def _drop_closed_pipes() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _show_warning(text: Warning | str, *about: Any, **more: Any) -> None:
+def _show_warning(
+    text: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """A warning of a library as one line."""
     message("warning: " + " ".join(str(text).split()))
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Final, final
 
 import numpy as np
 
-from vlhmm.arguments import check_text
+from vlhmm.arguments import check_text, is_integer
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.operations import complement, explore, intersection, union
 from vlhmm.control.phrases import number_of_words, phrases_in_order
@@ -83,11 +82,7 @@ class Phrases(Constraint):
             if not isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}, but must be True or False")
         for phrase in self.phrases:
-            if isinstance(phrase, list | tuple):
-                raise ValueError(
-                    f"a phrase is {phrase!r}, but each is one text: give them one by one, as in contains_all('a', 'b')"
-                )
-            check_text("a phrase", phrase)
+            check_text("a phrase (each is one text, as in contains_all('a', 'b'))", phrase)
             if not phrase:
                 raise ValueError("a phrase is empty (0 characters), and every text contains it; give a longer one")
             if (self.at_start or self.at_end) and phrase != phrase.strip():
@@ -337,7 +332,7 @@ def check_constraint(constraint: Any) -> Constraint:
 
 def _check_range(name: str, at_least: int, at_most: int | None) -> None:
     for limit in (at_least, 0 if at_most is None else at_most):
-        if isinstance(limit, bool) or not isinstance(limit, Integral):
+        if not is_integer(limit):
             raise ValueError(f"{name}({at_least!r}, {at_most!r}) is no range; give integers, as in {name}(3, 5)")
     if at_least < 0 or (at_most is not None and at_most < at_least):
         raise ValueError(f"{name}({at_least}, {at_most}) is no range; give 0 <= at_least <= at_most")

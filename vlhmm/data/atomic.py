@@ -6,7 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,21 +27,22 @@ def partial_name(path: Path) -> Path:
 def atomic_path(path: Path) -> Iterator[Path]:
     """A file under a temporary name, empty as yet; takes its place as `path` when the block ends without an error.
 
-    An OSError about it names `path`. A process that is killed leaves a `.NAME.partial-*`, which `remove_partials` removes.
+    An OSError about it names `path`. A process that is killed leaves a `.NAME.partial-*`, which the next one that writes
+    `path` removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A folder: a library that writes the file may keep temporary files of its own beside it.
     folder = partial_name(path)
-    partial = folder / path.name
     try:
-        folder.mkdir()
-        partial.touch(exist_ok=False)
-        permissions = partial.stat().st_mode
-        yield partial
-        # Whoever writes it may have put another in its place, which only its owner could read.
-        partial.chmod(permissions)
-        _sync(partial)
-        partial.replace(path)
+        # A folder: a library that writes the file may keep temporary files of its own beside it.
+        with _locked(folder, path):
+            partial = folder / path.name
+            partial.touch(exist_ok=False)
+            permissions = partial.stat().st_mode
+            yield partial
+            # Whoever writes it may have put another in its place, which only its owner could read.
+            partial.chmod(permissions)
+            _sync(partial)
+            partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
@@ -66,15 +67,11 @@ def atomic_write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder under a temporary name, locked by this process; takes its place as `path` when the block ends without
-    an error. What killed processes left of the same `path` is removed first."""
-    for entry in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-        _remove_if_abandoned(entry)
+    """The same for a folder, empty but for a lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
     try:
-        partial.mkdir(parents=True)
-        lock = FileLock(partial / LOCK)
-        with lock:
+        with _locked(partial, path) as lock:
             yield partial
             if os.name != "posix":
                 # A folder with an open file cannot be renamed there.
@@ -85,6 +82,22 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked(partial: Path, path: Path) -> Iterator[FileLock]:
+    """Makes the folder and holds its lock, by which other processes see that it is in use; theirs that are not are removed."""
+    for entry in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+        _remove_if_abandoned(entry)
+    partial.mkdir()
+    lock = FileLock(partial / LOCK)
+    # A file system without locks is no reason not to write: nothing is removed there.
+    with suppress(OSError, NotImplementedError):
+        lock.acquire(timeout=0)
+    try:
+        yield lock
+    finally:
+        lock.release()
 
 
 def remove_partials(folder: Path) -> None:
@@ -105,8 +118,8 @@ def _remove_if_abandoned(entry: Path) -> None:
             return
         with FileLock(entry / LOCK).acquire(timeout=0):
             shutil.rmtree(entry, ignore_errors=True)
-    except (Timeout, OSError):
-        # In use, or just now removed or renamed by its process.
+    except (Timeout, OSError, NotImplementedError):
+        # In use, or just now removed or renamed by its process, or on a file system without locks.
         return
 
 
