@@ -192,7 +192,7 @@ class HMM:
         window: int | None = None,
     ) -> Paths:
         """The k most likely state paths, best first, each with its log p(x, z)."""
-        if check_count("k", k) > MOST_PATHS:
+        if not is_integer(k) or not 1 <= k <= MOST_PATHS:
             raise ValueError(f"k is {k}, but it must be between 1 and {MOST_PATHS} paths")
         replays = self._replays_for(belief, window) if k == 1 else None
         if replays is not None and (found := replays.best_path(tokens, lengths)) is not None:

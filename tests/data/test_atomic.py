@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -96,13 +97,39 @@ def test_partial_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
 
 
 def test_a_file_is_rid_of_what_killed_processes_left_of_it(tmp_path: Path) -> None:
-    dead, live = (tmp_path / f".blocks.tsv.partial-{number}" for number in ("1-a", "2-b"))
-    for folder in (dead, live):
+    dead, live, unlocked = (tmp_path / f".blocks.tsv.partial-{number}" for number in ("1-a", "2-b", "3-c"))
+    for folder in (dead, live, unlocked):
         folder.mkdir()
+    for folder in (dead, live):
         (folder / ".lock").touch()
     with FileLock(live / ".lock"):
         atomic_write(tmp_path / "blocks.tsv", b"whole")
         assert names(tmp_path) == {"blocks.tsv", live.name}
+
+
+def test_a_folder_taken_away_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may take it for abandoned in that instant: it costs a second try, and nothing else."""
+    acquire, taken = FileLock.acquire, []
+
+    def late(lock: FileLock, *arguments: object, **options: object) -> object:
+        folder = Path(lock.lock_file).parent
+        if len(taken) < 2:
+            taken.append(folder)
+            if len(taken) == 1:
+                folder.rmdir()
+                raise FileNotFoundError(str(folder))
+            acquired = acquire(lock, *arguments, **options)
+            shutil.rmtree(folder)
+            return acquired
+        return acquire(lock, *arguments, **options)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    atomic_write(tmp_path / "file", b"whole")
+    assert len(taken) == 2
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    assert names(tmp_path) == {"file"}
 
 
 def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:

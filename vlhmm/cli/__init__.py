@@ -13,7 +13,20 @@ import typer
 from typer.core import TyperGroup
 
 from vlhmm._version import __version__
-from vlhmm.cli import corpora, demo, distill, evaluation, generate, infill, info, inspect, queries, table, training
+from vlhmm.cli import (
+    corpora,
+    demo,
+    distill,
+    evaluation,
+    generate,
+    infill,
+    info,
+    inspect,
+    queries,
+    show,
+    table,
+    training,
+)
 from vlhmm.cli.show import message
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
@@ -120,7 +133,7 @@ def _drop_closed_pipes() -> None:
 
 
 def _show_warning(
-    text: Warning | str,
+    message: Warning | str,
     category: type[Warning],
     filename: str,
     lineno: int,
@@ -128,7 +141,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """A warning of a library as one line."""
-    message("warning: " + " ".join(str(text).split()))
+    show.message("warning: " + " ".join(str(message).split()))
 
 
 def _report(error: BaseException) -> int:

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,12 +15,16 @@ from filelock import FileLock, Timeout
 LOCK = ".lock"
 """Held in a folder by the process that writes to it."""
 ABANDONED_SECONDS = 24 * 3600
-"""A partial folder without a lock is left alone for so long: its process may be about to take one."""
+"""A partial folder that has content but no lock, of a file system without locks or an older version, is left alone for so long."""
 
 
 def partial_name(path: Path) -> Path:
     """A hidden name beside `path` that no other process uses, for what is not finished yet."""
-    return path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+    return path.with_name(f"{_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}.partial-"
 
 
 @contextmanager
@@ -31,10 +35,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     `path` removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = partial_name(path)
     try:
         # A folder: a library that writes the file may keep temporary files of its own beside it.
-        with _locked(folder, path):
+        with _partial_folder(path) as (folder, _):
             partial = folder / path.name
             partial.touch(exist_ok=False)
             permissions = partial.stat().st_mode
@@ -46,11 +49,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
-        if named is None or folder in (named, named.parent):
+        if named is None or any(part.name.startswith(_prefix(path)) for part in (named, named.parent)):
             raise renamed(error, path) from error
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -69,34 +70,51 @@ def atomic_write(path: Path, content: bytes) -> None:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """The same for a folder, empty but for a lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_name(path)
-    try:
-        with _locked(partial, path) as lock:
-            yield partial
-            if os.name != "posix":
-                # A folder with an open file cannot be renamed there.
-                lock.release()
-            # With the lock in it: under its partial name the folder is never without one.
-            partial.replace(path)
-        (path / LOCK).unlink(missing_ok=True)
-        sync_folder(path.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _partial_folder(path) as (partial, lock):
+        yield partial
+        if os.name != "posix":
+            # A folder with an open file cannot be renamed there.
+            lock.release()
+        # With the lock in it: under its partial name the folder is never without one.
+        partial.replace(path)
+    (path / LOCK).unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 @contextmanager
-def _locked(partial: Path, path: Path) -> Iterator[FileLock]:
-    """Makes the folder and holds its lock, by which other processes see that it is in use; theirs that are not are removed."""
-    for entry in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+def _partial_folder(path: Path) -> Iterator[tuple[Path, FileLock]]:
+    """A new folder beside `path` and its lock, which tells other processes that it is in use.
+
+    Folders of the same kind that nobody uses are removed first.
+    """
+    for entry in path.parent.glob(f"{glob.escape(_prefix(path))}*"):
         _remove_if_abandoned(entry)
-    partial.mkdir()
-    lock = FileLock(partial / LOCK)
-    # A file system without locks is no reason not to write: nothing is removed there.
-    with suppress(OSError, NotImplementedError):
-        lock.acquire(timeout=0)
+    folder, lock = _locked_folder(path)
     try:
-        yield lock
+        yield folder, lock
     finally:
+        lock.release()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked_folder(path: Path) -> tuple[Path, FileLock]:
+    while True:
+        folder = partial_name(path)
+        folder.mkdir()
+        lock = FileLock(folder / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            # Another process takes it for abandoned.
+            continue
+        except FileNotFoundError:
+            continue
+        except (OSError, NotImplementedError):
+            # A file system without locks is no reason not to write: nothing is removed there.
+            return folder, lock
+        if (folder / LOCK).exists():
+            return folder, lock
+        # Another process has removed it before it was locked.
         lock.release()
 
 
@@ -113,8 +131,11 @@ def _remove_if_abandoned(entry: Path) -> None:
     """Removes a partial folder that no live process holds."""
     try:
         if not (entry / LOCK).exists():
-            if entry.is_dir() and time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
+            if time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(entry, ignore_errors=True)
+            else:
+                # Only if it is empty: a process that is about to lock it makes another.
+                entry.rmdir()
             return
         with FileLock(entry / LOCK).acquire(timeout=0):
             shutil.rmtree(entry, ignore_errors=True)
