@@ -20,6 +20,10 @@ test: $(DEV_INSTALLED)
 soak: $(DEV_INSTALLED)
 	$(BIN)/python -m tests.soak --cases 10000 --seed 0
 
+# Kills commands and lets their writes fail, a few hundred times: minutes.
+kill: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.kill --kills 100 --seed 0
+
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check vlhmm tests bench experiments docs
 	$(BIN)/ruff check vlhmm tests bench experiments docs

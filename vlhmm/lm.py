@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.arguments import as_device, check_count, check_generator, check_text, is_integer
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
@@ -21,7 +22,7 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
-from vlhmm.inference.sampling import StateWords, draw
+from vlhmm.inference.sampling import StateWords, require_drawn
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
 from vlhmm.tables import Belief
@@ -184,8 +185,7 @@ class LanguageModel:
             >>> [(token, round(prob, 1)) for token, prob in lm.next_tokens("the cat sees a", top=2)]
             [('bird', 0.6), ('fish', 0.4)]
         """
-        if top < 1:
-            raise ValueError(f"top is {top}, but at least 1 token is needed")
+        check_count("top", top)
         probs = self.hmm.next_token_probs(self._belief_after(text))[0]
         best = probs.topk(min(top, probs.shape[0]))
         return [
@@ -217,6 +217,7 @@ class LanguageModel:
             a ['a']
             bird ['bird', 'fish']
         """
+        check_count("top", top)
         ids = self._encode(text)
         posterior = self.hmm.posterior(ids, belief=self._opening)
         probs = posterior.probs[0]
@@ -294,9 +295,8 @@ class LanguageModel:
             >>> [(token.token, round(token.surprisal, 1)) for token in explanation.tokens]
             [('the', 0.0), ('cat', 0.4), ('sees', 0.4), ('a', 0.0), ('bird', 0.5)]
         """
-        for name, value in (("top", top), ("neighbours", neighbours)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but at least 1 state is needed")
+        check_count("top", top)
+        check_count("neighbours", neighbours)
         ids = self._encode(text)
         return explain(self.hmm, ids, self._opening, top, neighbours, self.tokenizer.token, self.name_state)
 
@@ -358,9 +358,16 @@ class LanguageModel:
             >>> [token for token, prob in filled.gaps[0].tokens[0][:2]]
             ['cat', 'dog']
         """
-        for name, value, least in (("num", num, 0), ("top", top, 1)):
-            if value < least:
-                raise ValueError(f"{name} is {value}, but must be at least {least}")
+        check_text("text", text)
+        check_count("num", num, at_least=0)
+        check_count("top", top)
+        check_generator(generator, self.hmm.tables.device)
+        if not isinstance(gap, Sequence) or len(gap) != 2:
+            raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
+        for number in gap:
+            check_count("a bound of gap", number)
+        if isinstance(exclude, str):
+            raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
         if None in left_out:
             raise ValueError(
@@ -392,7 +399,8 @@ class LanguageModel:
             >>> [word for word, prob in lm.name_state(state, top=2).words]
             ['sees', 'hears']
         """
-        if not 0 <= state < self.hmm.num_states:
+        check_count("top", top)
+        if not is_integer(state) or not 0 <= state < self.hmm.num_states:
             raise ValueError(f"state is {state}, but must be between 0 and {self.hmm.num_states - 1}")
         words, log_probs = self._state_words.of(torch.tensor([state], device=self.hmm.tables.device))
         best = log_probs[0].topk(min(top, log_probs.shape[1]))
@@ -446,9 +454,10 @@ class LanguageModel:
             >>> all("garden" in text for text in texts)
             True
         """
-        for name, value in (("max_tokens", max_tokens), ("num", num)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but must be at least 1")
+        check_text("prompt", prompt)
+        check_count("max_tokens", max_tokens)
+        check_count("num", num)
+        check_generator(generator, self.hmm.tables.device)
         choice = Choice(temperature, top_k, top_p)
         belief = self._possible_belief_after(prompt)
         if constraint is None:
@@ -462,16 +471,37 @@ class LanguageModel:
     def _sample(
         self, num: int, max_tokens: int, belief: Belief | None, choice: Choice, generator: torch.Generator | None
     ) -> list[list[int]]:
+        tables, eos = self.hmm.tables, self.tokenizer.eos_id
+        # Copies of the probabilities of all words, which top_p sorts; the belief; the transition tiles of one step, at most
+        # one a text; the tokens in a list.
+        words = (6 if choice.top_p is None else 12) * tables.num_words
+        support = tables.support
+        states = 6 * (support.num_states + support.states_per_word)
+        size = tables.log_emission.element_size()
+        per_text = (words + states) * size + 16 * max_tokens
+        tiles = 0 if support.num_groups == 1 else min(num, support.num_groups**2)
+        what = f"{num:,} texts of up to {max_tokens:,} tokens over {tables.num_words:,} words"
+        require_drawn(num, per_text, what, tables.device, fixed=3 * tiles * support.states_per_word**2 * size)
         if belief is not None:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
-        drawn: list[Int[Tensor, " N"]] = []
-        for _ in range(max_tokens):
-            log_probs = self.hmm.next_token_probs(belief).expand(num, -1).log()
-            token = draw(choice.log_weights(log_probs), generator)
-            drawn.append(token)
+        texts: list[list[int]] = [[] for _ in range(num)]
+        going = torch.arange(num, device=tables.device)
+        for left in range(max_tokens, 0, -1):
+            log_probs = self.hmm.next_token_probs(belief).expand(len(going), -1).log()
+            # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
+            noise = log_probs.new_empty(num, tables.num_words).exponential_(generator=generator)
+            token = (choice.log_weights(log_probs) - noise[going].log()).argmax(-1)
+            drawn: list[int] = token.tolist()
+            for row, one in zip(going.tolist(), drawn, strict=True):
+                texts[row].append(one)
+            goes_on = [place for place, one in enumerate(drawn) if one != eos]
+            if not goes_on or left == 1:
+                break
+            if len(goes_on) < len(drawn):
+                going, token = going[goes_on], token[goes_on]
+                belief = None if belief is None else belief.of(goes_on)
             belief = self.hmm.filter(token[:, None], belief=belief).belief
-        rows: list[list[int]] = torch.stack(drawn, 1).tolist()
-        return rows
+        return texts
 
     def best_text(
         self,
@@ -502,8 +532,8 @@ class LanguageModel:
             >>> lm.best_text("the dog", max_tokens=10, constraint=vlhmm.contains("garden")).text
             'the dog sees a bird in the garden'
         """
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
+        check_text("prompt", prompt)
+        check_count("max_tokens", max_tokens)
         belief = self._possible_belief_after(prompt)
         best = self._controlled.best(constraint, max_tokens, belief, time_limit=time_limit)
         return BestText(self._continued(prompt, best.tokens), best.log_prob)
@@ -539,6 +569,8 @@ class LanguageModel:
             >>> round(lm.constraint_probability("the cat sees", vlhmm.contains("fish"), length=2), 1)
             0.4
         """
+        check_text("prefix", prefix)
+        check_count("length", length)
         belief = self._possible_belief_after(prefix)
         return self._controlled.probability(constraint, length, belief, until_eos=until_eos, time_limit=time_limit)
 
@@ -576,6 +608,7 @@ class LanguageModel:
         return self.hmm.filter([[eos]]).belief
 
     def _belief_after(self, text: str) -> Belief | None:
+        check_text("text", text)
         if not text:
             return self._opening
         return self.hmm.filter(self._encode(text), belief=self._opening).belief
@@ -607,5 +640,5 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageMode
         >>> lm.tokenizer.vocab_size, lm.hmm.num_states
         (12, 48)
     """
-    saved = load_model(folder, device)
+    saved = load_model(folder, as_device(device) or "cpu")
     return LanguageModel(saved.model, saved.tokenizer, saved.config["about"])

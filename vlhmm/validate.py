@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlhmm.arguments import as_device, as_tensor, check_count, check_tensor, is_integer
 from vlhmm.inference.gather import Batch
-from vlhmm.records import named_tensors
+from vlhmm.precision import Precision
+from vlhmm.records import named_tensors, named_values
 from vlhmm.support import Support
 from vlhmm.tables import Belief, Tables
 
 
 def as_integers(values: Any, name: str, device: torch.device | None = None) -> Int[Tensor, ...]:
     """`values` as int64 on `device` (None: where they are); floats and ragged lists are refused."""
-    if not isinstance(values, Tensor):
-        try:
-            values = torch.from_numpy(np.array(values))
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{name} cannot be read as one array of integers ({error}): pad rows to one length and give lengths="
-            ) from None
+    values = as_tensor(name, values, "one array of integers")
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"{name} has dtype {values.dtype}, but token ids are integers: convert it, e.g. to int64")
     integers: Tensor = values.to(device=device, dtype=torch.int64)
@@ -73,7 +68,7 @@ def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
 
 def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple[Batch, Bool[Tensor, "B T"]]:
     """Checked tokens and the mask of those that are missing, at least one in each sequence; missing ids are never read."""
-    mask = missing if isinstance(missing, Tensor) else torch.from_numpy(np.array(missing))
+    mask = as_tensor("missing", missing, "one mask of True and False")
     ids = as_integers(tokens, "tokens", tables.device)
     if mask.dtype != torch.bool or mask.shape != ids.shape:
         raise ValueError(
@@ -121,6 +116,26 @@ def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> 
     """A belief of these tables, and of as many sequences as `batch` has."""
     if belief is None:
         return
+    if not isinstance(belief, Belief):
+        raise ValueError(
+            f"belief is a {type(belief).__name__}, but a Belief is needed: that of hmm.filter(...) is its .belief"
+        )
+    check_tensor("the belief's token", belief.token)
+    check_tensor("the belief's log_probs", belief.log_probs)
+    if belief.token.ndim != 1 or belief.token.dtype.is_floating_point or belief.token.dtype == torch.bool:
+        raise ValueError(
+            f"the belief's token is {belief.token.dtype} of shape {tuple(belief.token.shape)}, but one integer a sequence is needed"
+        )
+    for name, part in (("token", belief.token), ("log_probs", belief.log_probs)):
+        if part.device != tables.device:
+            raise ValueError(
+                f"the belief's {name} is on {part.device}, but the tables are on {tables.device}: move it there with .to()"
+            )
+    if belief.log_probs.dtype != tables.dtype:
+        raise ValueError(
+            f"the belief's log_probs are {belief.log_probs.dtype}, but the tables {tables.dtype}: "
+            "carry the belief of the same model, or convert it with .to()"
+        )
     size = belief.token.shape[0] if batch is None else batch.tokens.shape[0]
     expected = (size, tables.support.states_per_word)
     if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != size:
@@ -139,8 +154,8 @@ def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> 
 
 
 def check_window(window: int | None) -> None:
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}, but at least 1 position is needed, or None for a window that fits")
+    if window is not None:
+        check_count("window", window)
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
@@ -161,11 +176,9 @@ def check_distributions(
 ) -> Distributions:
     """Array-likes as float64 tensors whose rows are distributions; `dtype` becomes that of the tables."""
     check_dtype(dtype)
+    device = as_device(device)
     arrays = {"start": start, "transition": transition, "emission": emission}
-    given = {
-        name: values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-        for name, values in arrays.items()
-    }
+    given = {name: as_tensor(name, values, "one array of probabilities") for name, values in arrays.items()}
     for (name, values), rank in zip(given.items(), (1, 2, 2), strict=True):
         if values.is_complex():
             raise ValueError(f"{name} has dtype {values.dtype}, but probabilities are real numbers")
@@ -184,7 +197,7 @@ def check_distributions(
         )
     if dtype is None:
         # Lists have no precision of their own.
-        typed = [given[name].dtype for name, values in arrays.items() if isinstance(values, Tensor | np.ndarray)]
+        typed = [given[name].dtype for name, values in arrays.items() if hasattr(values, "dtype")]
         dtype = torch.float64 if torch.float64 in typed else torch.float32
     # Checked, and later turned to logs, in float64: a probability too small for float32 has a log that is not.
     precise = {name: values.to(dtype=torch.float64, device=device) for name, values in given.items()}
@@ -229,8 +242,19 @@ SAMPLED_ROWS = 16
 
 def check_tables(tables: Tables) -> None:
     """Shapes that fit together and rows that are distributions."""
-    _check_support(tables.support)
+    if not isinstance(tables, Tables):
+        raise ValueError(
+            f"tables is a {type(tables).__name__}, but Tables are needed: those of a model are model.tables().detach(), "
+            "and HMM.from_probabilities takes arrays"
+        )
     support = tables.support
+    for name, part in (("group_of_word", support.group_of_word), ("states_of_group", support.states_of_group)):
+        check_tensor(f"support.{name}", part)
+    for name, part in (("log_start", tables.log_start), ("log_emission", tables.log_emission)):
+        check_tensor(name, part)
+    for name, part in named_values(tables.transition).items():
+        check_tensor(f"transition.{name}", part)
+    _check_support(support)
     if tuple(tables.log_emission.shape) != (support.num_words, support.states_per_word):
         raise ValueError(
             f"log_emission has shape {tuple(tables.log_emission.shape)}, but the support needs (words, states per word) = "
@@ -240,6 +264,11 @@ def check_tables(tables: Tables) -> None:
         raise ValueError(
             f"log_start has shape {tuple(tables.log_start.shape)}, but there are {tables.num_states} states"
         )
+    if tables.reset_token is not None and not is_integer(tables.reset_token):
+        raise ValueError(f"reset_token is {tables.reset_token!r}, but a token id is an integer, or None for no reset")
+    precision: Any = tables.precision
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {tables.precision!r}, but must be one of {', '.join(get_args(Precision))}")
     if tables.reset_token is not None and not 0 <= tables.reset_token < tables.num_words:
         raise ValueError(
             f"reset_token is {tables.reset_token}, but ids must be between 0 and {tables.num_words - 1}, or None for no reset"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlhmm.cli.options import Json, ModelDir
+from vlhmm.cli.options import Json, ModelDir, utf8
 from vlhmm.cli.show import line, print_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     folder: ModelDir,
-    prompt: Annotated[str, typer.Option("--prompt", help="What the texts begin with.", show_default=False)] = "",
+    prompt: Annotated[
+        str, typer.Option("--prompt", callback=utf8, help="What the texts begin with.", show_default=False)
+    ] = "",
     num: Annotated[int, typer.Option("--num", help="How many texts.")] = 1,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="New tokens of a text at most.")] = 50,
     temperature: Annotated[
@@ -52,25 +54,44 @@ def generate(
     ] = False,
     must_contain: Annotated[
         Phrases,
-        typer.Option("--must-contain", help="A phrase that must occur; may be repeated.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--must-contain",
+            callback=utf8,
+            help="A phrase that must occur; may be repeated.",
+            rich_help_panel=CONSTRAINTS,
+        ),
     ] = None,
     exclude: Annotated[
         Phrases,
-        typer.Option("--exclude", help="A phrase that must not occur; may be repeated.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--exclude",
+            callback=utf8,
+            help="A phrase that must not occur; may be repeated.",
+            rich_help_panel=CONSTRAINTS,
+        ),
     ] = None,
     starts_with: Annotated[
         str | None,
-        typer.Option("--starts-with", show_default=False, help="How the new text begins.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--starts-with",
+            show_default=False,
+            callback=utf8,
+            help="How the new text begins.",
+            rich_help_panel=CONSTRAINTS,
+        ),
     ] = None,
     ends_with: Annotated[
         str | None,
-        typer.Option("--ends-with", show_default=False, help="How the text ends.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--ends-with", show_default=False, callback=utf8, help="How the text ends.", rich_help_panel=CONSTRAINTS
+        ),
     ] = None,
     regex: Annotated[
         str | None,
         typer.Option(
             "--regex",
             show_default=False,
+            callback=utf8,
             help="A regular expression that all of the new text matches.",
             rich_help_panel=CONSTRAINTS,
         ),

@@ -22,7 +22,7 @@ from vlhmm.cli.corpora import make_blocks
 from vlhmm.cli.show import ProgressBar, corpus_label, message, program, progress_bar, short
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
-from vlhmm.data.atomic import atomic_write
+from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
 from vlhmm.models import Model
@@ -128,9 +128,36 @@ def train_and_report(
     `joint`: what comes before p(x). `figures` of the best weights are part of the file; left out, they are perplexities of
     the held-out text.
     """
-    # Another process or an earlier run is refused before words are clustered; the lock is taken again for training.
-    with RunFolder(out, resume):
-        pass
+    # Held to the end: all that is written into the folder is written under its lock.
+    with RunFolder(out, resume) as folder:
+        return _trained_and_reported(
+            plan,
+            corpus,
+            folder,
+            blocks_file=blocks_file,
+            device=device,
+            max_seconds=max_seconds,
+            tensorboard=tensorboard,
+            command=command,
+            joint=joint,
+            figures=figures,
+        )
+
+
+def _trained_and_reported(
+    plan: Plan,
+    corpus: Corpus,
+    folder: RunFolder,
+    *,
+    blocks_file: Path | None,
+    device: torch.device,
+    max_seconds: float | None,
+    tensorboard: bool,
+    command: str,
+    joint: JointPhase | None,
+    figures: Callable[[Model, Corpus], dict[str, Any]] | None,
+) -> tuple[int, dict[str, Any]]:
+    out, resume = folder.path, folder.resume
     writer = _tensorboard(out) if tensorboard else None
     blocks = _blocks(plan.recipe, corpus, out, blocks_file, resume)
     model = plan.recipe.make_model(corpus, blocks).to(device)
@@ -141,15 +168,16 @@ def train_and_report(
     )
 
     def write_plan() -> None:
-        plan.save(out)
+        # The plan last: a folder that has one has its blocks too.
         blocks.save(out / BLOCKS, corpus.tokenizer.tokens(), word_counts(corpus.train, corpus.tokenizer.vocab_size))
+        plan.save(out)
 
     if plan.em is None:
         settings, passes = plan.recipe.train, plan.recipe.train.epochs
-        events = training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds)
+        events = training(model, corpus, settings, joint=joint, out=folder, resume=resume, max_seconds=max_seconds)
     else:
         passes = plan.em.iterations
-        events = em_training(model, corpus, plan.em, out=out, resume=resume, max_seconds=max_seconds)
+        events = em_training(model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds)
     stopped = _watch(events, None if resume and (out / RECIPE).exists() else write_plan, writer, passes)
     if writer is not None:
         writer.close()
@@ -157,7 +185,7 @@ def train_and_report(
         "stopped": stopped.reason,
         "step": stopped.step,
         "num_steps": stopped.num_steps,
-        "train_seconds": stopped.seconds + (_earlier_seconds(out) if resume else 0.0),
+        "train_seconds": stopped.seconds,
         "best_check_perplexity": stopped.best_perplexity,
         "num_states": model.support.num_states,
         "num_parameters": model.num_parameters,
@@ -182,7 +210,7 @@ def train_and_report(
 
 def _blocks(recipe: Recipe, corpus: Corpus, out: Path, blocks_file: Path | None, resume: bool) -> Blocks:
     given = None if blocks_file is None else Blocks.load(blocks_file, corpus.tokenizer.tokens())
-    if resume and (out / BLOCKS).exists():
+    if resume and (out / RECIPE).exists() and (out / BLOCKS).exists():
         saved = Blocks.load(out / BLOCKS, corpus.tokenizer.tokens())
         if given is not None and not np.array_equal(given.block_of_word, saved.block_of_word):
             raise ValueError(f"the run was begun with other blocks than those of {blocks_file}: leave --blocks out")
@@ -339,18 +367,12 @@ def evaluate_shown(
 
 def _draw_curve(out: Path, title: str) -> str | None:
     try:
-        learning_curve(read_log(out), out / CURVE, title)
+        with atomic_path(out / CURVE) as partial:
+            learning_curve(read_log(out), partial, title)
     except ValueError as error:
         message(f"no learning curve: {error}")
         return None
     return str(out / CURVE)
-
-
-def _earlier_seconds(out: Path) -> float:
-    """Training time of the sessions before this one that ended in order."""
-    if not (out / RESULTS).exists():
-        return 0.0
-    return float(json.loads((out / RESULTS).read_text(encoding="utf-8")).get("train_seconds", 0.0))
 
 
 def _write_results(out: Path, results: dict[str, Any]) -> None:

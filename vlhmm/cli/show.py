@@ -54,7 +54,9 @@ def line(text: str | Text = "", style: str | None = None) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON value on one line of stdout; numbers that JSON lacks are null."""
-    print(json.dumps(_finite(value), ensure_ascii=False))
+    # Where the stream has no Unicode, JSON's own escapes; those of Python would not be JSON.
+    unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+    print(json.dumps(_finite(value), ensure_ascii=not unicode))
 
 
 def _finite(value: Any) -> Any:

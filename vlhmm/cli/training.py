@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,7 +95,7 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Train a model on a corpus; it can be stopped at any time and resumed."""
-    from vlhmm.cli.run import Plan, read_plan, train_and_report
+    from vlhmm.cli.run import RECIPE, Plan, read_plan, train_and_report
 
     chosen_device = choose_device(device)
     if out.is_file():
@@ -104,6 +105,13 @@ def train(
         method = Method.em
     asked = Asked(preset, config, tuple(changes or ()), seed, method)
     if resume and saved is None:
+        if corpus_name is None:
+            missing = (
+                "there is no such folder" if not out.exists() else f"it has no {RECIPE}, so no run was begun there"
+            )
+            raise ValueError(
+                f"nothing to resume in {out}: {missing}; begin a run with: {program()} train CORPUS --out {shlex.quote(str(out))}"
+            )
         message(f"{out} holds no run yet: beginning one")
     source = corpus_name or (saved.source if saved else None)
     if source is None:

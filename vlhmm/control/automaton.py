@@ -177,7 +177,17 @@ class Automaton:
         return Automaton(class_of_token, next_state, self.start, accepting)
 
     def dead_state(self) -> int | None:
-        """A state that is never left and does not accept, if there is one."""
+        """Find a state that is never left and does not accept.
+
+        Returns:
+            Its number; None: there is no such state.
+
+        Example:
+            >>> from vlhmm.control import Automaton
+            >>> classes, table = torch.tensor([0, 1]), torch.tensor([[1, 0], [1, 1]])
+            >>> Automaton(classes, table, start=0, accepting=torch.tensor([True, False])).dead_state()
+            1
+        """
         stays = (self.next_state == torch.arange(self.num_states)[:, None]).all(dim=1)
         dead = (stays & ~self.accepting).nonzero()
         return int(dead[0]) if len(dead) else None

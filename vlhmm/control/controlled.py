@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.best import BestContinuation, best_constrained
-from vlhmm.control.constraints import Constraint
+from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
 from vlhmm.control.possible import ending_at, raise_impossible
 from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
@@ -108,11 +108,10 @@ class ControlledHMM:
         return found
 
     def _automaton(self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None) -> Automaton:
-        automaton = (
-            constraint
-            if isinstance(constraint, Automaton)
-            else constraint.compile(self._tokenizer, time_limit=time_limit)
-        )
+        if not isinstance(constraint, Automaton):
+            check_constraint(constraint)
+            constraint = constraint.compile(self._tokenizer, time_limit=time_limit)
+        automaton = constraint
         eos_id = self._tokenizer.eos_id
         if ending == "none" or eos_id is None:
             return automaton

@@ -166,7 +166,12 @@ def load_corpus(
             + (f"; did you mean {close[0]}?" if close else "")
         )
     text = find_text(path, None if valid is None or test is None else (Path(valid), Path(test)))
-    return _build(path.name, text.batches, given, TEXT_MIN_COUNT)
+    return _build(printable_name(path), text.batches, given, TEXT_MIN_COUNT)
+
+
+def printable_name(path: Path) -> str:
+    """The last part of `path` as text that every file can hold, whatever bytes it is made of and whatever the locale."""
+    return os.fsencode(path.name).decode("utf-8", "backslashreplace")
 
 
 def load_prepared(folder: Path) -> Corpus:

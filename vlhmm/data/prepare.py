@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import shutil
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from vlhmm.data.atomic import atomic_write, partial_name, sync_folder
+from vlhmm.data.atomic import atomic_folder, atomic_write
 from vlhmm.data.corpus import (
     MANIFEST,
     MANIFEST_VERSION,
@@ -21,6 +20,7 @@ from vlhmm.data.corpus import (
     corpus_hash,
     eos_rule,
     load_prepared,
+    printable_name,
 )
 from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.sources import SPLITS, Split
@@ -72,7 +72,7 @@ def prepare_steps(
 
     Splits, documents and EOS are as in `load_corpus`; `eos` asks for another rule: EOS after every line, every document,
     or none. Without a tokenizer the words of the training text are counted first. The folder appears under its name when
-    all of it is written; a hidden `.NAME.partial-*` beside it is what a killed run leaves, and can be deleted.
+    all of it is written; a hidden `.NAME.partial-*` beside it is what a killed run leaves, and the next one removes.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -95,20 +95,15 @@ def prepare_steps(
         tokenizer = load_tokenizer(tokenizer)
     rule = eos or eos_rule(tokenizer)
     encoder = LineEncoder(tokenizer, rule)
-    partial = partial_name(out)
     try:
-        partial.mkdir(parents=True)
-        with closing(_write_tokens(text, encoder, tokenizer, partial)) as steps:
-            for step in steps:
-                yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
-        tokenizer.save(partial / "tokenizer.json")
-        write_manifest(partial, out.name, tokenizer, rule)
-        partial.replace(out)
-        sync_folder(out.parent)
+        with atomic_folder(out) as partial:
+            with closing(_write_tokens(text, encoder, tokenizer, partial)) as steps:
+                for step in steps:
+                    yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
+            tokenizer.save(partial / "tokenizer.json")
+            write_manifest(partial, printable_name(out), tokenizer, rule)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}; nothing was kept", error.filename or str(out)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_tokens(

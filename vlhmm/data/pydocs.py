@@ -50,7 +50,8 @@ def pydocs_documents(*, cache: bool = True) -> dict[Split, Documents]:
             return _by_split(json.loads(file.read_text(encoding="utf-8")))
         except ValueError:
             # A damaged cache is made again.
-            file.unlink()
+            with suppress(OSError):
+                file.unlink()
     documents = _read_documentation()
     num_sentences = sum(map(len, documents))
     if num_sentences < MIN_SENTENCES:
@@ -60,7 +61,14 @@ def pydocs_documents(*, cache: bool = True) -> dict[Split, Documents]:
             "docstrings; use text of your own with --data, or another Python"
         )
     if cache:
-        atomic_write(file, json.dumps(documents).encode())
+        try:
+            atomic_write(file, json.dumps(documents).encode())
+        except OSError as error:
+            warnings.warn(
+                f"{file} cannot be written ({error.strerror}), so the documentation is read anew each time: "
+                "set VLHMM_CACHE to a folder that can be written to",
+                stacklevel=2,
+            )
     return _by_split(documents)
 
 

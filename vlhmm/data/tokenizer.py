@@ -13,6 +13,7 @@ from typing import Any, Final, SupportsIndex, final
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from vlhmm.arguments import check_text
 from vlhmm.data.atomic import atomic_write
 
 EOS: Final = "<eos>"
@@ -171,6 +172,7 @@ class Tokenizer:
             >>> word_tokenizer(["the", "cat", "sees"]).encode("the cat sees the dog")
             [2, 0, 1, 2, 3]
         """
+        check_text("text", text)
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.moves import BLOCK_BYTES, ENDED, MISSING, Block, Moves, max_product, sum_product
-from vlhmm.inference.sampling import StateWords, draw
+from vlhmm.inference.sampling import StateWords, draw, require_drawn
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
 from vlhmm.tables import Belief, Tables
@@ -322,6 +322,10 @@ def infill(
     generator: torch.Generator | None = None,
 ) -> Infilled:
     """p(missing tokens | the rest): each one's distribution, `num` joint samples, and the best filling."""
+    size, num_positions = batch.tokens.shape
+    # The texts, and their parts before they are put together.
+    what = f"{num:,} fillings for each of {size:,} texts of {num_positions:,} tokens"
+    require_drawn(num, 5 * 8 * size * num_positions, what, tables.device)
     infiller = Infiller(tables, batch, missing, belief, allowed)
     if bool(infiller.log_prob.isinf().any()):
         row = int(infiller.log_prob.isinf().nonzero()[0, 0])
@@ -330,7 +334,6 @@ def infill(
             "or smooth the tables so that every token is possible"
         )
     rows, positions, probs = infiller.probs()
-    size, num_positions = batch.tokens.shape
     every_row = torch.arange(size, device=tables.device)
     samples = infiller.sample(every_row.repeat_interleave(num), generator).view(size, num, num_positions)
     best = infiller.best()

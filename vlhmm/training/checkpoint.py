@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,7 +158,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     with atomic_path(path) as partial:
         # Not by way of bytes in memory: to put gigabytes of them together takes several times as long, and holds up all threads.
-        save_file(contiguous, partial, {"format": FORMAT, "version": str(VERSION), **metadata})
+        try:
+            save_file(contiguous, partial, {"format": FORMAT, "version": str(VERSION), **metadata})
+        except SafetensorError as error:
+            # An OSError in all but its class: "... I/O error: No space left on device (os error 28)".
+            found = re.search(r"\(os error (\d+)\)", str(error))
+            if found is None:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def _digest(text: str) -> str:

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from vlhmm.data import Tokenizer, Tokens
-from vlhmm.data.atomic import atomic_write
+from vlhmm.data.atomic import atomic_write, remove_partials
 from vlhmm.data.prepare import write_manifest
 from vlhmm.data.tokens import id_dtype
 from vlhmm.distillation.teachers.drawing import TextDrawer
@@ -117,6 +117,8 @@ def draw_samples(
     except Timeout:
         raise FolderError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
     with lock:
+        remove_partials(folder)
+        remove_partials(folder / SHARDS)
         _claim(folder, settings)
         done = [_read_shard(path).lengths for path in _shards(folder)]
         drawn, samples, new = sum(int(lengths.sum()) for lengths in done), sum(map(len, done)), 0
