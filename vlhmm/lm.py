@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.checkpoint import load_model, save_model
+from vlhmm.checkpoint import MODEL, FolderError, load_model, save_model
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
@@ -48,12 +48,18 @@ class LanguageModel:
         self.model = model
         self.tokenizer = tokenizer
         self.about = dict(about or {})
+        self._folder: Path | None = None
 
     @cached_property
     def hmm(self) -> HMM:
         """The model's tables, made once. After further training make a new LanguageModel."""
-        with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
-            return HMM(self.model.tables().detach())
+        try:
+            with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
+                return HMM(self.model.tables().detach())
+        except ValueError as error:
+            if self._folder is None:
+                raise
+            raise FolderError(f"{self._folder / MODEL} holds no HMM: {error}") from None
 
     @cached_property
     def _state_words(self) -> StateWords:
@@ -288,7 +294,12 @@ class LanguageModel:
         return torch.tensor([ids])
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageModel:
-    """The language model that `save` or a training run left in `folder`."""
-    saved = load_model(folder, device)
-    return LanguageModel(saved.model, saved.tokenizer, saved.config["about"])
+def load(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> LanguageModel:
+    """The language model that `save` or a training run left in `folder`.
+
+    `verify` compares its files with their checksums; None: unless `VLHMM_VERIFY` is 0.
+    """
+    saved = load_model(folder, device, verify=verify)
+    lm = LanguageModel(saved.model, saved.tokenizer, saved.config["about"])
+    lm._folder = Path(folder)
+    return lm

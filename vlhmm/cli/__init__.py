@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -74,7 +77,8 @@ def main() -> int:
             # A terminal without Unicode gets escapes, not a crash.
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = app(sys.argv[1:] or ["--help"], prog_name="vlhmm", standalone_mode=False)
+        with _notices():
+            status = app(sys.argv[1:] or ["--help"], prog_name="vlhmm", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _InterruptedError:
         message("interrupted")
@@ -87,6 +91,23 @@ def main() -> int:
         if os.environ.get("VLHMM_DEBUG") == "1":
             raise
         return _report(error)
+
+
+@contextmanager
+def _notices() -> Iterator[None]:
+    """A file without checksums is told of in one line; other warnings go their usual way."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(warning: Warning | str, category: type[Warning], *place: Any) -> None:
+            # By name: what is imported before a command is known makes every command slow.
+            if category.__name__ == "UncheckedFileWarning":
+                message(f"note: {warning}")
+            else:
+                usual(warning, category, *place)
+
+        warnings.showwarning = show
+        yield
 
 
 def _report(error: Exception) -> int:

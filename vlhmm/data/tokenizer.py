@@ -85,6 +85,11 @@ class Tokenizer:
         except (ValueError, KeyError, AttributeError) as error:
             raise ValueError(f"{path}: {error}") from error
 
+    @property
+    def definition(self) -> str:
+        """What `save` writes."""
+        return self._definition
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `tokenizer.json`; whole or not at all."""
         atomic_write(Path(path), self._definition.encode())

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.capture import captured
-from vlhmm.checkpoint import read_tensors, write_tensors
 from vlhmm.data import Tokens
 from vlhmm.decoder import Decoder
 from vlhmm.lvd.kmeans import Clusters, KMeansEvent, KMeansSettings, cluster_vectors
@@ -29,6 +28,7 @@ from vlhmm.lvd.vectors import (
 )
 from vlhmm.precision import float32_products
 from vlhmm.tables import Support, convert
+from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
 
 EAGER_BATCHES = 2
 """Batches labelled before a graph is captured: they load kernels."""
@@ -81,6 +81,11 @@ class StateClusters:
     @classmethod
     def load(cls, path: Path) -> tuple[StateClusters, str]:
         tensors, metadata = read_tensors(path)
+        missing = {"centroids", "used", "single_word", "distance"} - tensors.keys()
+        if missing or "about" not in metadata or ("mean" in tensors) != ("basis" in tensors):
+            raise FolderError(
+                f"{path} holds no clusters of states: it is another file of ours, or was edited; delete it"
+            )
         projection = Projection(tensors["mean"], tensors["basis"]) if "mean" in tensors else None
         word = int(tensors["single_word"])
         clusters = cls(
