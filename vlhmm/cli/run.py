@@ -23,6 +23,7 @@ from vlhmm.cli.show import ProgressBar, corpus_label, message, program, progress
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
+from vlhmm.data.json_file import read_json_object
 from vlhmm.data.windows import Epoch
 from vlhmm.em import EMSettings, em_training
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
@@ -77,7 +78,7 @@ def read_plan(folder: Path) -> Plan | None:
     if not path.exists():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json_object(path)
         data_dir = values["data_dir"]
         recipe = Recipe.from_dict(values["recipe"])
         em = values.get("em")
@@ -349,7 +350,12 @@ def _earlier_seconds(out: Path) -> float:
     """Training time of the sessions before this one that ended in order."""
     if not (out / RESULTS).exists():
         return 0.0
-    return float(json.loads((out / RESULTS).read_text(encoding="utf-8")).get("train_seconds", 0.0))
+    seconds = read_json_object(out / RESULTS).get("train_seconds", 0.0)
+    if not isinstance(seconds, int | float):
+        raise ValueError(
+            f"{out / RESULTS} has train_seconds = {seconds!r}, which is no number: it was edited; delete it"
+        )
+    return float(seconds)
 
 
 def _write_results(out: Path, results: dict[str, Any]) -> None:
