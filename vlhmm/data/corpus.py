@@ -5,15 +5,17 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from vlhmm.data.benchmarks import SHA256, Benchmark, benchmark_batches, benchmark_files
+from vlhmm.data.checksums import verify_wanted
 from vlhmm.data.encode import Encoded, EosRule, LineEncoder
+from vlhmm.data.json_file import read_json_object
 from vlhmm.data.pydocs import pydocs_documents, python_version
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import SplitBatch, find_text
@@ -66,6 +68,12 @@ def corpus_hash(tokenizer_hash: str, digests: Iterable[str]) -> str:
     return hashlib.sha256("\n".join([tokenizer_hash, *digests]).encode()).hexdigest()
 
 
+def manifest_sha256(manifest: Mapping[str, Any]) -> str:
+    """Of all that a manifest says but its own checksum."""
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def load_corpus(
     source: str | os.PathLike[str],
     *,
@@ -74,6 +82,7 @@ def load_corpus(
     cache: bool = True,
     valid: str | os.PathLike[str] | None = None,
     test: str | os.PathLike[str] | None = None,
+    verify: bool | None = None,
 ) -> Corpus:
     """ "pydocs", "ptb", "wikitext-2", a folder made by `prepare`, a text file or a folder of text files.
 
@@ -86,6 +95,7 @@ def load_corpus(
       EOS alone). Where there are no blank lines at all, every line is a document.
     - Files named train*, valid* and test* are the splits, or those given as `valid` and `test`; other text is split by
       document, 90 : 5 : 5, always the same way.
+    - `verify` reads all of a prepared folder and compares it with its checksums; None: unless `VLHMM_VERIFY` is 0.
     """
     given = tokenizer if isinstance(tokenizer, Tokenizer | None) else load_tokenizer(tokenizer)
     if (valid is None) != (test is None):
@@ -101,7 +111,7 @@ def load_corpus(
     if (path / MANIFEST).is_file():
         if given is not None or valid is not None:
             raise ValueError(f"{path} is prepared: its tokenizer and splits are fixed; prepare the text anew instead")
-        return load_prepared(path)
+        return load_prepared(path, verify=verify)
     if not path.exists():
         close = difflib.get_close_matches(name, NAMES, 1, 0.5)
         raise ValueError(
@@ -112,20 +122,33 @@ def load_corpus(
     return _build(path.name, text.batches, given, TEXT_MIN_COUNT)
 
 
-def load_prepared(folder: Path) -> Corpus:
-    """A folder written by `prepare`, its token files memory-mapped."""
+def load_prepared(folder: Path, *, verify: bool | None = None) -> Corpus:
+    """A folder written by `prepare`, its token files memory-mapped.
+
+    `verify` reads all of them, so that damage in a text that is needed last is found first; None: unless `VLHMM_VERIFY` is 0.
+    """
+    verify = verify_wanted(verify)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json_object(folder / MANIFEST)
         version, name, note = manifest["version"], str(manifest["name"]), str(manifest["note"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} is no prepared corpus: {MANIFEST} cannot be read ({error})") from error
     if version != MANIFEST_VERSION:
         raise ValueError(f"{folder} has version {version}, this program reads {MANIFEST_VERSION}; prepare it again")
+    # The first edition recorded the checksums of the texts, but none of the manifest itself.
+    if manifest.get("sha256", manifest_sha256(manifest)) != manifest_sha256(manifest):
+        raise ValueError(f"{folder} is damaged: {MANIFEST} does not have the SHA-256 that it records; prepare it again")
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     files = {split: folder / f"{split}.tokens" for split in SPLITS}
-    tokens = {split: Tokens.load(file, tokenizer_hash=tokenizer.hash) for split, file in files.items()}
-    # The digests of the headers, not of the data: opening a corpus must not read all of it.
-    digest = corpus_hash(tokenizer.hash, [read_header(file).sha256 for file in files.values()])
+    headers = {split: read_header(file) for split, file in files.items()}
+    for split, header in headers.items():
+        if header.tokenizer_hash == tokenizer.hash and header.vocab_size != tokenizer.vocab_size:
+            raise ValueError(
+                f"{files[split]} is damaged: it is of {header.vocab_size} tokens, the tokenizer has {tokenizer.vocab_size}; "
+                "prepare it again"
+            )
+    tokens = {split: Tokens.load(file, tokenizer_hash=tokenizer.hash, verify=verify) for split, file in files.items()}
+    digest = corpus_hash(tokenizer.hash, [header.sha256 for header in headers.values()])
     if digest != manifest.get("hash"):
         raise ValueError(f"{folder} is damaged: its files are not those of its {MANIFEST}; prepare it again")
     return Corpus(name, tokenizer, tokens["train"], tokens["valid"], tokens["test"], digest, note)

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from vlhmm.data.atomic import atomic_write, partial_name, sync_folder
 from vlhmm.data.corpus import (
@@ -21,6 +21,7 @@ from vlhmm.data.corpus import (
     corpus_hash,
     eos_rule,
     load_prepared,
+    manifest_sha256,
 )
 from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.sources import SPLITS, Split
@@ -138,7 +139,7 @@ def _write_tokens(
 def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule, note: str = "") -> None:
     """Makes a folder with a token file for each split and the tokenizer a corpus."""
     headers = {split: read_header(folder / f"{split}.tokens") for split in SPLITS}
-    manifest = {
+    manifest: dict[str, Any] = {
         "version": MANIFEST_VERSION,
         "name": name,
         "note": note,
@@ -146,6 +147,7 @@ def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule,
         "hash": corpus_hash(tokenizer.hash, [header.sha256 for header in headers.values()]),
         "splits": {split: asdict(header) for split, header in headers.items()},
     }
+    manifest["sha256"] = manifest_sha256(manifest)
     atomic_write(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
 
 
