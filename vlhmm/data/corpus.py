@@ -14,7 +14,7 @@ import numpy as np
 
 from vlhmm.data.benchmarks import SHA256, Benchmark, benchmark_batches, benchmark_files
 from vlhmm.data.checksums import verify_wanted
-from vlhmm.data.encode import Encoded, EosRule, LineEncoder
+from vlhmm.data.encode import Encoded, EosRule, LineEncoder, cut_at_spaces
 from vlhmm.data.json_file import read_json_object
 from vlhmm.data.pydocs import pydocs_documents, python_version
 from vlhmm.data.sources import SPLITS, Split
@@ -161,6 +161,14 @@ def eos_rule(tokenizer: Tokenizer) -> EosRule:
     return "line" if tokenizer.word_level else "document"
 
 
+def encode_batch(encoder: LineEncoder, batch: SplitBatch) -> Iterator[Encoded]:
+    """A batch's ids, part by part; text that cannot be encoded is refused with the name of its file."""
+    try:
+        yield from encoder.encode_parts(batch.lines)
+    except ValueError as error:
+        raise ValueError(f"{batch.source}: {error}" if batch.source else str(error)) from error
+
+
 class WordCounter:
     """Counts the words of the training text, a batch at a time, for a vocabulary."""
 
@@ -173,7 +181,8 @@ class WordCounter:
             return
         for line in batch.lines:
             if line is not None:
-                self._counts.update(line.split())
+                for piece in cut_at_spaces(line):
+                    self._counts.update(piece.split())
                 self._num_lines += 1
         if len(self._counts) > MAX_WORD_TYPES:
             raise ValueError(
@@ -196,7 +205,7 @@ def _build(name: str, read: Reader, tokenizer: Tokenizer | None, min_count: int,
     encoder = LineEncoder(tokenizer, eos_rule(tokenizer))
     encoded: dict[Split, list[Encoded]] = {split: [] for split in SPLITS}
     for batch in read():
-        encoded[batch.split].append(encoder.encode(batch.lines))
+        encoded[batch.split] += encode_batch(encoder, batch)
     train, valid, test = (_concatenate(encoded[split], tokenizer.vocab_size) for split in SPLITS)
     return Corpus.from_splits(name, tokenizer, train, valid, test, note)
 

@@ -19,6 +19,7 @@ from vlhmm.data.corpus import (
     Corpus,
     WordCounter,
     corpus_hash,
+    encode_batch,
     eos_rule,
     load_prepared,
     manifest_sha256,
@@ -125,11 +126,11 @@ def _write_tokens(
         }
         for batch in stack.enter_context(closing(_in_thread(text.batches()))):
             writer = writers[batch.split]
-            encoded = encoder.encode(batch.lines)
-            ends = encoded.document_ends + writer.num_tokens
-            writer.write(encoded.ids)
-            writer.add_documents(ends)
-            writer.add_source(encoded.words, encoded.bytes)
+            for encoded in encode_batch(encoder, batch):
+                ends = encoded.document_ends + writer.num_tokens
+                writer.write(encoded.ids)
+                writer.add_documents(ends)
+                writer.add_source(encoded.words, encoded.bytes)
             yield Progress(batch.bytes_read, size, sum(w.num_tokens for w in writers.values()))
         for split, writer in writers.items():
             if not writer.num_tokens:
