@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 
-.PHONY: demo install test check format clean
+.PHONY: demo install test fuzz check format clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
@@ -13,6 +13,12 @@ install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# Damaged files of every kind. For more of it: make fuzz CASES=10000 SEED=1 TARGETS="models parquet"
+CASES ?= 1000
+SEED ?= 0
+fuzz: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.fuzz $(TARGETS) --cases $(CASES) --seed $(SEED)
 
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check vlhmm tests bench
