@@ -19,7 +19,7 @@ from torch import Tensor
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.checksums import sha256_of_file, verify_wanted
-from vlhmm.data.json_file import parse_json, read_text
+from vlhmm.data.json_file import one_line, parse_json, read_text
 from vlhmm.memory import require_memory
 from vlhmm.models import Model, ModelSettings
 from vlhmm.tables import Support
@@ -206,7 +206,7 @@ def _read_config(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise FolderError(f"{path} does not say it is a {FORMAT} model: it is another program's folder")
     if values.get("version") != VERSION:
-        raise FolderError(f"{path} is of version {values.get('version')}, this vlhmm reads version {VERSION}")
+        raise FolderError(f"{path} is of version {_short(values.get('version'))}, this vlhmm reads version {VERSION}")
     missing = {"model", "support", "reset_token"} - values.keys()
     if missing:
         raise FolderError(f"{path} lacks {', '.join(sorted(missing))}: it was edited or cut short")
@@ -233,8 +233,7 @@ def _read_config(path: Path, text: str) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:80] + "..."
+    return one_line(repr(value), 80)
 
 
 def _settings(path: Path, values: dict[str, Any]) -> ModelSettings:
@@ -242,7 +241,7 @@ def _settings(path: Path, values: dict[str, Any]) -> ModelSettings:
         return ModelSettings.from_dict(values["model"])
     # OverflowError: an integer that no float can hold.
     except (ValueError, TypeError, OverflowError) as error:
-        raise FolderError(f"{path}: {error}; it was edited or is of another version") from None
+        raise FolderError(f"{path}: {one_line(error, 400)}; it was edited or is of another version") from None
 
 
 def _check_sizes(path: Path, settings: ModelSettings, shape: Mapping[str, Any], found: TensorHeader) -> None:
@@ -287,7 +286,7 @@ def _empty_model(
             return Model(settings, support, reset_token)
     # RuntimeError: a shape of more numbers than torch can count.
     except (ValueError, RuntimeError) as error:
-        raise FolderError(f"{path} does not fit its {CONFIG}: {error}") from None
+        raise FolderError(f"{path} does not fit its {CONFIG}: {one_line(error, 400)}") from None
 
 
 def _check_numbers(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vlhmm.data.atomic import atomic_path
 from vlhmm.data.checksums import UncheckedFileWarning, verify_wanted
+from vlhmm.data.json_file import one_line
 from vlhmm.memory import require_memory
 
 FORMAT = "vlhmm"
@@ -69,17 +70,19 @@ def read_tensor_header(path: Path) -> TensorHeader:
             types = {name: part.get_dtype() for name, part in slices.items()}
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
-        raise FolderError(f"{path} cannot be read ({error}): it was cut short or is no safetensors file") from None
+        raise FolderError(
+            f"{path} cannot be read ({one_line(error)}): it was cut short or is no safetensors file"
+        ) from None
     if metadata.get("format") != FORMAT:
         raise FolderError(f"{path} does not say it is a {FORMAT} file: it is another program's")
     if metadata.get("version") not in (FIRST_EDITION, EDITION):
         raise FolderError(
-            f"{path} is of edition {metadata.get('version')}, this vlhmm reads {FIRST_EDITION} and {EDITION}: update vlhmm"
+            f"{path} is of edition {one_line(metadata.get('version'), 80)}, this vlhmm reads {FIRST_EDITION} and {EDITION}: update vlhmm"
         )
     for name, dtype in types.items():
         if dtype not in DTYPES:
             raise FolderError(
-                f"{path} has {name} in {dtype}, but vlhmm writes {', '.join(DTYPES)}: it is another program's"
+                f"{path} has {one_line(name, 80)} in {dtype}, but vlhmm writes {', '.join(DTYPES)}: it is another program's"
             )
     return TensorHeader(shapes, {name: DTYPES[dtype] for name, dtype in types.items()}, metadata)
 
@@ -102,7 +105,9 @@ def read_tensors(path: Path, *, verify: bool | None = None) -> tuple[dict[str, T
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in header.shapes}
     except (SafetensorError, OSError) as error:
-        raise FolderError(f"{path} cannot be read ({error}): it was cut short or is no safetensors file") from None
+        raise FolderError(
+            f"{path} cannot be read ({one_line(error)}): it was cut short or is no safetensors file"
+        ) from None
     if verify and recorded is None:
         warnings.warn(
             f"{path} has no checksum, so damage inside it may go unnoticed: an earlier vlhmm wrote it; save it again to add one",
@@ -157,4 +162,4 @@ def require_tensors(path: Path, found: TensorHeader, needed: Mapping[str, Tensor
 
 def _some(names: list[str], shown: int = 3) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+    return ", ".join(one_line(name, 80) for name in names[:shown]) + more

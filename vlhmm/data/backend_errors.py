@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vlhmm.data.json_file import one_line
+
 _STDERR = threading.Lock()
 
 
@@ -26,7 +28,7 @@ def backend_errors(message: str, *, quiet: bool = False) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not _is_panic(error):
             raise
-        raise ValueError(message.format(" ".join(str(error).split())[:300])) from None
+        raise ValueError(message.format(one_line(error))) from None
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import numpy as np
 from vlhmm.data.benchmarks import SHA256, Benchmark, benchmark_batches, benchmark_files
 from vlhmm.data.checksums import verify_wanted
 from vlhmm.data.encode import Encoded, EosRule, LineEncoder, cut_at_spaces
-from vlhmm.data.json_file import read_json_object
+from vlhmm.data.json_file import one_line, read_json_object
 from vlhmm.data.pydocs import pydocs_documents, python_version
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import SplitBatch, find_text
@@ -132,9 +132,13 @@ def load_prepared(folder: Path, *, verify: bool | None = None) -> Corpus:
         manifest = read_json_object(folder / MANIFEST)
         version, name, note = manifest["version"], str(manifest["name"]), str(manifest["note"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is no prepared corpus: {MANIFEST} cannot be read ({error})") from error
+        raise ValueError(
+            f"{folder} is no prepared corpus: {MANIFEST} cannot be read ({one_line(error, 400)})"
+        ) from error
     if version != MANIFEST_VERSION:
-        raise ValueError(f"{folder} has version {version}, this program reads {MANIFEST_VERSION}; prepare it again")
+        raise ValueError(
+            f"{folder} has version {one_line(version, 80)}, this program reads {MANIFEST_VERSION}; prepare it again"
+        )
     # The first edition recorded the checksums of the texts, but none of the manifest itself.
     if manifest.get("sha256", manifest_sha256(manifest)) != manifest_sha256(manifest):
         raise ValueError(f"{folder} is damaged: {MANIFEST} does not have the SHA-256 that it records; prepare it again")
@@ -142,6 +146,11 @@ def load_prepared(folder: Path, *, verify: bool | None = None) -> Corpus:
     files = {split: folder / f"{split}.tokens" for split in SPLITS}
     headers = {split: read_header(file) for split, file in files.items()}
     for split, header in headers.items():
+        recorded = manifest.get("splits")
+        if not isinstance(recorded, dict) or recorded.get(split) != asdict(header):
+            raise ValueError(
+                f"{files[split]} is damaged: its header is not the one that {MANIFEST} records; prepare it again"
+            )
         if header.tokenizer_hash == tokenizer.hash and header.vocab_size != tokenizer.vocab_size:
             raise ValueError(
                 f"{files[split]} is damaged: it is of {header.vocab_size} tokens, the tokenizer has {tokenizer.vocab_size}; "

@@ -9,6 +9,13 @@ MAX_JSON_BYTES: Final = 1 << 24
 """Of a config, a manifest, a log of results. Vocabularies are larger and say so."""
 
 
+def one_line(error: object, max_chars: int = 200) -> str:
+    """What a library or a damaged file says, fit to stand in a message."""
+    told = " ".join(str(error).split()) or type(error).__name__
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in told[:max_chars])
+    return shown + "..." * (len(told) > max_chars)
+
+
 def parse_json(text: str | bytes, where: str) -> Any:
     """The value of `text`; `where` names it in the error."""
     try:
@@ -19,7 +26,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise ValueError(f"{where} is not UTF-8 ({error.reason} at byte {error.start}): it is damaged") from None
     # Not JSONDecodeError alone: an integer of more than 4,300 digits is a plain ValueError.
     except ValueError as error:
-        raise ValueError(f"{where} is not JSON ({error}): it was cut short or edited") from None
+        raise ValueError(f"{where} is not JSON ({one_line(error)}): it was cut short or edited") from None
 
 
 def read_text(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> str:

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from vlhmm.data.json_file import one_line
+
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 SUFFIXES: Final = (".txt", ".txt.gz", ".txt.xz", ".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet")
@@ -222,7 +224,7 @@ def _record_text(row: str, path: Path, number: int) -> str:
 
 def _shown_keys(record: dict[str, object]) -> str:
     more = f" and {len(record) - _SHOWN_KEYS} more" if len(record) > _SHOWN_KEYS else ""
-    return ", ".join(key[:40] for key in islice(record, _SHOWN_KEYS)) + more
+    return ", ".join(one_line(key, 40) for key in islice(record, _SHOWN_KEYS)) + more
 
 
 def _parquet_batches(path: Path) -> Iterator[Batch]:
@@ -236,17 +238,21 @@ def _parquet_batches(path: Path) -> Iterator[Batch]:
         file = parquet.ParquetFile(path, page_checksum_verification=True)
     # Metadata that cannot be parsed is an OSError, names that are no UTF-8 a UnicodeDecodeError.
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-        raise ValueError(f"{path} is damaged or no parquet file: {_first_line(error)}; fetch it again") from None
+        raise ValueError(f"{path} is damaged or no parquet file: {one_line(error)}; fetch it again") from None
     with file:
         try:
             schema = file.schema_arrow
             kinds = [field.type for field in schema if field.name == "text"]
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-            raise ValueError(f"{path} is damaged: {_first_line(error)}; fetch it again") from None
+            raise ValueError(f"{path} is damaged: {one_line(error)}; fetch it again") from None
         if not kinds:
-            raise ValueError(f"{path} has no column text (its columns: {', '.join(schema.names)}); rename the column")
+            raise ValueError(
+                f"{path} has no column text (its columns: {one_line(', '.join(schema.names))}); rename the column"
+            )
         if len(kinds) > 1 or not _is_text(kinds[0]):
-            raise ValueError(f"{path} has text of type {', '.join(map(str, kinds))}, one column of strings is needed")
+            raise ValueError(
+                f"{path} has text of type {one_line(', '.join(map(str, kinds)))}, one column of strings is needed"
+            )
         rows_read = 0
         batches = file.iter_batches(batch_size=256, columns=["text"])
         while True:
@@ -258,7 +264,7 @@ def _parquet_batches(path: Path) -> Iterator[Batch]:
                 raise
             except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
                 raise ValueError(
-                    f"{path} is damaged after row {rows_read:,}: {_first_line(error)}; fetch it again"
+                    f"{path} is damaged after row {rows_read:,}: {one_line(error)}; fetch it again"
                 ) from None
             rows_read += len(texts)
             lines: list[str | None] = []
@@ -275,10 +281,6 @@ def _is_text(kind: Any) -> bool:
     value = kind.value_type if types.is_dictionary(kind) else kind
     views = getattr(types, "is_string_view", lambda _: False)
     return bool(types.is_string(value) or types.is_large_string(value) or views(value))
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _record_lines(text: str) -> list[str | None]:

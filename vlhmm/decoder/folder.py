@@ -14,7 +14,7 @@ from vlhmm.checkpoint import CONFIG, MODEL, TOKENIZER, check_beside, hashes_besi
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.checksums import verify_wanted
-from vlhmm.data.json_file import parse_json, read_json_object, read_text
+from vlhmm.data.json_file import one_line, parse_json, read_json_object, read_text
 from vlhmm.decoder.model import Decoder
 from vlhmm.decoder.settings import DecoderSettings
 from vlhmm.settings import settings_from
@@ -71,7 +71,9 @@ def load_decoder(
     text = read_text(folder / CONFIG)
     values = parse_json(text, str(folder / CONFIG))
     if values.get("version") != 1:
-        raise FolderError(f"{folder / CONFIG} is of version {values.get('version')}, this vlhmm reads version 1")
+        raise FolderError(
+            f"{folder / CONFIG} is of version {one_line(values.get('version'), 80)}, this vlhmm reads version 1"
+        )
     header = read_tensor_header(folder / MODEL)
     tokenizer = check_beside(folder, text, header.metadata, verify=verify)
     empty = _empty_decoder(folder, values, header)
@@ -107,7 +109,7 @@ def _empty_decoder(folder: Path, values: dict[str, Any], found: TensorHeader) ->
         with torch.device("meta"):
             return Decoder(settings, num_words, begin_id, name=name)
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RuntimeError) as error:
-        raise FolderError(f"{path} cannot be used ({error}): it was edited or cut short") from None
+        raise FolderError(f"{path} cannot be used ({one_line(error, 400)}): it was edited or cut short") from None
 
 
 def weights_of(decoder: Decoder) -> dict[str, Tensor]:
