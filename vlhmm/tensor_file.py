@@ -136,7 +136,7 @@ def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     for name, tensor in sorted(tensors.items()):
         sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         # numpy has no bfloat16; bytes it has.
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

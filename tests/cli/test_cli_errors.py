@@ -25,7 +25,7 @@ def test_a_model_without_checksums_is_told_of_in_one_line(
         assert shown.status == 0
         assert shown.json["tokens"]
         (notice,) = shown.err.splitlines()
-        assert notice.startswith(f"note: {folder / 'model.safetensors'} has no checksum")
+        assert notice.startswith(f"warning: {folder / 'model.safetensors'} has no checksum")
         monkeypatch.setenv("VLHMM_VERIFY", "0")
         assert run("score", folder, "the cat", "--json").err == ""
 

@@ -55,6 +55,10 @@ def run(material: Material, seed: int, scratch: Path) -> str:
         return "refused"
     if found == material.answer:
         return "same answer"
+    if path.name == "corpus.json" and "sha256" not in json.loads(path.read_bytes()):
+        # As the first edition wrote it: the name and the note had no checksum, the tokens had.
+        assert found[2:] == material.answer[2:], "corpus.json was damaged, loads, and holds other tokens"
+        return "same tokens, no checksum of their name"
     assert not verify, f"{path.name} was damaged, loads, and holds other tokens"
     return "unverified, another answer"
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 from vlhmm._version import __version__
-from vlhmm.cli import corpora, demo, distill, evaluation, generate, infill, info, inspect, queries, table, training
+from vlhmm.cli import (
+    corpora,
+    demo,
+    distill,
+    evaluation,
+    generate,
+    infill,
+    info,
+    inspect,
+    queries,
+    show,
+    table,
+    training,
+)
 from vlhmm.cli.show import message
 
 
@@ -76,9 +87,9 @@ def main() -> int:
         if hasattr(stream, "reconfigure"):
             # A terminal without Unicode gets escapes, not a crash.
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning
     try:
-        with _notices():
-            status = app(sys.argv[1:] or ["--help"], prog_name="vlhmm", standalone_mode=False)
+        status = app(sys.argv[1:] or ["--help"], prog_name="vlhmm", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _InterruptedError:
         message("interrupted")
@@ -93,21 +104,16 @@ def main() -> int:
         return _report(error)
 
 
-@contextmanager
-def _notices() -> Iterator[None]:
-    """A file without checksums is told of in one line; other warnings go their usual way."""
-    with warnings.catch_warnings():
-        usual = warnings.showwarning
-
-        def show(warning: Warning | str, category: type[Warning], *place: Any) -> None:
-            # By name: what is imported before a command is known makes every command slow.
-            if category.__name__ == "UncheckedFileWarning":
-                message(f"note: {warning}")
-            else:
-                usual(warning, category, *place)
-
-        warnings.showwarning = show
-        yield
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of a library as one line."""
+    show.message("warning: " + " ".join(str(message).split()))
 
 
 def _report(error: Exception) -> int:
