@@ -11,6 +11,7 @@ from test_tokenizer import byte_level
 
 from vlhmm.data import EosRule, Tokenizer, Tokens, load_corpus, prepare, prepare_steps, sources, word_tokenizer
 from vlhmm.data.corpus import MANIFEST
+from vlhmm.data.prepare import write_manifest
 
 
 @pytest.fixture
@@ -166,6 +167,12 @@ def test_a_text_of_more_tokens_than_its_tokenizer_has_is_refused(text: Path, tmp
     size, name = corpus.tokenizer.vocab_size, corpus.tokenizer.hash
     ids = np.array([0, size + 3], np.uint16)
     Tokens(ids, np.array([0, 2])).save(tmp_path / "out" / "test.tokens", vocab_size=size + 4, tokenizer_hash=name)
+    with pytest.raises(
+        ValueError, match=r"test\.tokens is damaged: its header is not the one that corpus\.json records"
+    ):
+        load_corpus(tmp_path / "out", verify=False)
+    # By a program that writes manifests too.
+    write_manifest(tmp_path / "out", "out", corpus.tokenizer, "line")
     with pytest.raises(ValueError, match=rf"test\.tokens is damaged: it is of {size + 4} tokens"):
         load_corpus(tmp_path / "out", verify=False)
 
