@@ -24,6 +24,12 @@ soak: $(DEV_INSTALLED)
 kill: $(DEV_INSTALLED)
 	$(BIN)/python -m tests.kill --kills 100 --seed 0
 
+# Damaged files of every kind. For more of it: make fuzz CASES=10000 SEED=1 TARGETS="models parquet"
+CASES ?= 1000
+SEED ?= 0
+fuzz: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.fuzz $(TARGETS) --cases $(CASES) --seed $(SEED)
+
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check vlhmm tests bench experiments docs
 	$(BIN)/ruff check vlhmm tests bench experiments docs

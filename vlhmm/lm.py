@@ -31,7 +31,7 @@ from vlhmm.text.explain import explain
 from vlhmm.text.infilling import infill_text
 from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
 from vlhmm.text.stream import TextStream
-from vlhmm.training.checkpoint import load_model, save_model
+from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 
 
 class LanguageModel:
@@ -70,12 +70,18 @@ class LanguageModel:
         self.model = model
         self.tokenizer = tokenizer
         self.about = dict(about or {})
+        self._folder: Path | None = None
 
     @cached_property
     def hmm(self) -> HMM:
         """The HMM of the model, computed once; after further training make a new LanguageModel."""
-        with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
-            return HMM(self.model.tables().detach())
+        try:
+            with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
+                return HMM(self.model.tables().detach())
+        except ValueError as error:
+            if self._folder is None:
+                raise
+            raise FolderError(f"{self._folder / MODEL} holds no HMM: {error}") from None
 
     @cached_property
     def _state_words(self) -> StateWords:
@@ -622,12 +628,13 @@ class LanguageModel:
         return torch.tensor([ids])
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageModel:
+def load(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> LanguageModel:
     """Load the language model that `LanguageModel.save` or a training run wrote.
 
     Args:
         folder: The folder.
         device: Where the model is placed.
+        verify: Compare the files with their checksums; None: unless the environment variable `VLHMM_VERIFY` is 0.
 
     Returns:
         The language model.
@@ -640,5 +647,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageMode
         >>> lm.tokenizer.vocab_size, lm.hmm.num_states
         (12, 48)
     """
-    saved = load_model(folder, as_device(device) or "cpu")
-    return LanguageModel(saved.model, saved.tokenizer, saved.config["about"])
+    saved = load_model(folder, as_device(device) or "cpu", verify=verify)
+    lm = LanguageModel(saved.model, saved.tokenizer, saved.config["about"])
+    lm._folder = Path(folder)
+    return lm

@@ -225,8 +225,7 @@ def _check_totals(
     numbers: Int[Tensor, " N"] | None = None,
     float64_tolerance: float = 1e-4,
 ) -> None:
-    # Rounding of a row of many float32 numbers, not modelling errors. Tables in float64 may have been made from such.
-    tolerance = float64_tolerance if dtype == torch.float64 else 1e-3
+    tolerance = _tolerance(dtype, float64_tolerance)
     bad = ~((totals - 1).abs() <= tolerance)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
@@ -236,8 +235,15 @@ def _check_totals(
         )
 
 
+def _tolerance(dtype: torch.dtype, of_float64: float = 1e-4) -> float:
+    """Rounding of a row of many float32 numbers, not modelling errors. Tables in float64 may have been made from such."""
+    return of_float64 if dtype == torch.float64 else 1e-3
+
+
 SAMPLED_ROWS = 16
-"""A transition stored as factors is checked on so many of its rows: all of them would cost Z^2."""
+"""The sums of a transition stored as factors are checked on so many of its rows: all of them would cost Z^2."""
+ENTRIES_AT_ONCE = 1 << 24
+"""Entries of a transition that are made at once to be checked."""
 
 
 def check_tables(tables: Tables) -> None:
@@ -254,7 +260,7 @@ def check_tables(tables: Tables) -> None:
         check_tensor(name, part)
     for name, part in named_values(tables.transition).items():
         check_tensor(f"transition.{name}", part)
-    _check_support(support)
+    check_support(support)
     if tuple(tables.log_emission.shape) != (support.num_words, support.states_per_word):
         raise ValueError(
             f"log_emission has shape {tuple(tables.log_emission.shape)}, but the support needs (words, states per word) = "
@@ -295,7 +301,8 @@ def check_tables(tables: Tables) -> None:
         _check_transition(tables)
 
 
-def _check_support(support: Support) -> None:
+def check_support(support: Support) -> None:
+    """Groups and states within their numbers, and a partition where it says so."""
     groups, states = support.group_of_word, support.states_of_group
     if bool((groups < 0).any()) or bool((groups >= support.num_groups).any()):
         word = int(((groups < 0) | (groups >= support.num_groups)).nonzero()[0, 0])
@@ -307,8 +314,11 @@ def _check_support(support: Support) -> None:
         raise ValueError(
             f"group {group} has state {int(states[group, slot])}, but states are numbered from 0 to {support.num_states - 1}"
         )
-    every_state = torch.arange(support.num_states, device=states.device)
-    if support.partition and not torch.equal(states.reshape(-1), every_state):
+    # Counted before numbers are made to compare with: a wrong count may be of any size.
+    whole = states.numel() == support.num_states
+    if support.partition and not (
+        whole and torch.equal(states.reshape(-1), torch.arange(support.num_states, device=states.device))
+    ):
         raise ValueError(
             f"the support says it is a partition, but its groups do not hold the states 0 to {support.num_states - 1} "
             "once each and in order: say partition=False"
@@ -321,9 +331,36 @@ def _check_transition(tables: Tables) -> None:
     for name, log_probs in transition.distributions():
         _check_logs(name, log_probs)
         _check_totals(name, log_probs.logsumexp(1).double().exp(), tables.dtype)
+    for name, part in named_tensors(transition).items():
+        _check_logs(f"transition.{name}", part)
+    operands = transition.operands()
+    if operands is not None and operands.into is not None and not operands.per_block:
+        _check_logits(operands.out, operands.into)
     step = max(1, num_states // SAMPLED_ROWS)
     rows = torch.arange(0, num_states, step, device=tables.device)
     _check_totals("transition", transition.log_rows(rows).double().exp().sum(1), tables.dtype, rows)
+
+
+def _check_logits(out: Float[Tensor, "Z H"], into: Float[Tensor, "Y H"]) -> None:
+    """Every row's logits must be small enough that their rounding does not move the row's sum by the tolerance.
+
+    Normaliser and logits are rounded apart from each other, so that the sum of a row with large ones can be anything, and
+    another one in every product. |out . in| is at most the product of the norms: few rows, if any, have to be made.
+    """
+    largest = _tolerance(out.dtype) / torch.finfo(out.dtype).eps
+    # -inf is the barrier before states that cannot be entered. Norms of large numbers overflow float32.
+    longest = into.double().masked_fill(into == -torch.inf, 0.0).norm(dim=1).max()
+    rows = (~(out.double().norm(dim=1) * longest <= largest)).nonzero().flatten()
+    for some in rows.split(max(1, ENTRIES_AT_ONCE // into.shape[0])):
+        logits = out[some] @ into.T
+        reach = logits.masked_fill(logits == -torch.inf, 0.0).abs().amax(1)
+        bad = ~(reach <= largest)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            raise ValueError(
+                f"transition: row {int(some[row])} has logits up to {float(reach[row]):.3g}, but {out.dtype} holds the "
+                f"probabilities of logits up to {largest:.3g} alone: make out or into smaller"
+            )
 
 
 def _check_logs(name: str, log_probs: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +95,7 @@ def _settings(values: dict[str, Any]) -> str:
 
 def _training_summary(log: list[dict[str, Any]], folder: Path) -> dict[str, Any] | None:
     from vlhmm.cli.run import RESULTS
+    from vlhmm.data.json_file import read_json_object
 
     checks = [record for record in log if record["kind"] == "check"]
     if not checks:
@@ -110,7 +110,7 @@ def _training_summary(log: list[dict[str, Any]], folder: Path) -> dict[str, Any]
         "first_valid_perplexity": checks[0]["valid_perplexity"],
     }
     if (folder / RESULTS).exists():
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        results = read_json_object(folder / RESULTS)
         summary |= {name: results.get(name) for name in ("stopped", "train_seconds", "device", "seed", "command")}
         summary["perplexity"] = results.get("perplexity")
     return summary

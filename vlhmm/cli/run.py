@@ -23,6 +23,7 @@ from vlhmm.cli.show import ProgressBar, corpus_label, message, program, progress
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_path, atomic_write
+from vlhmm.data.json_file import read_json_object
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
 from vlhmm.models import Model
@@ -78,7 +79,7 @@ def read_plan(folder: Path) -> Plan | None:
     if not path.exists():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json_object(path)
         data_dir = values["data_dir"]
         recipe = Recipe.from_dict(values["recipe"])
         em = values.get("em")

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from vlhmm.data.atomic import atomic_folder, atomic_write
 from vlhmm.data.corpus import (
@@ -18,8 +18,10 @@ from vlhmm.data.corpus import (
     Corpus,
     WordCounter,
     corpus_hash,
+    encode_batch,
     eos_rule,
     load_prepared,
+    manifest_sha256,
     printable_name,
 )
 from vlhmm.data.encode import EosRule, LineEncoder
@@ -119,11 +121,11 @@ def _write_tokens(
         }
         for batch in stack.enter_context(closing(_in_thread(text.batches()))):
             writer = writers[batch.split]
-            encoded = encoder.encode(batch.lines)
-            ends = encoded.document_ends + writer.num_tokens
-            writer.write(encoded.ids)
-            writer.add_documents(ends)
-            writer.add_source(encoded.words, encoded.bytes)
+            for encoded in encode_batch(encoder, batch):
+                ends = encoded.document_ends + writer.num_tokens
+                writer.write(encoded.ids)
+                writer.add_documents(ends)
+                writer.add_source(encoded.words, encoded.bytes)
             yield Progress(batch.bytes_read, size, sum(w.num_tokens for w in writers.values()))
         for split, writer in writers.items():
             if not writer.num_tokens:
@@ -133,7 +135,7 @@ def _write_tokens(
 def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule, note: str = "") -> None:
     """Makes a folder with a token file for each split and the tokenizer a corpus."""
     headers = {split: read_header(folder / f"{split}.tokens") for split in SPLITS}
-    manifest = {
+    manifest: dict[str, Any] = {
         "version": MANIFEST_VERSION,
         "name": name,
         "note": note,
@@ -141,6 +143,7 @@ def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule,
         "hash": corpus_hash(tokenizer.hash, [header.sha256 for header in headers.values()]),
         "splits": {split: asdict(header) for split, header in headers.items()},
     }
+    manifest["sha256"] = manifest_sha256(manifest)
     atomic_write(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
 
 

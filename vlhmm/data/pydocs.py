@@ -47,7 +47,7 @@ def pydocs_documents(*, cache: bool = True) -> dict[Split, Documents]:
     file = cache_dir() / "pydocs" / f"{_cache_key()}.json"
     if cache and file.is_file():
         try:
-            return _by_split(json.loads(file.read_text(encoding="utf-8")))
+            return _by_split(_read_cache(file))
         except ValueError:
             # A damaged cache is made again.
             with suppress(OSError):
@@ -61,8 +61,9 @@ def pydocs_documents(*, cache: bool = True) -> dict[Split, Documents]:
             "docstrings; use text of your own with --data, or another Python"
         )
     if cache:
+        text = json.dumps(documents).encode()
         try:
-            atomic_write(file, json.dumps(documents).encode())
+            atomic_write(file, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
         except OSError as error:
             warnings.warn(
                 f"{file} cannot be written ({error.strerror}), so the documentation is read anew each time: "
@@ -70,6 +71,15 @@ def pydocs_documents(*, cache: bool = True) -> dict[Split, Documents]:
                 stacklevel=2,
             )
     return _by_split(documents)
+
+
+def _read_cache(file: Path) -> Documents:
+    """What was written behind its checksum; ValueError where that is another."""
+    recorded, _, text = file.read_bytes().partition(b"\n")
+    if recorded.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
+        raise ValueError(f"{file} is damaged")
+    documents: Documents = json.loads(text)
+    return documents
 
 
 def _by_split(documents: Documents) -> dict[Split, Documents]:

@@ -298,6 +298,8 @@ class GradientTask:
 
     def _check_same_run(self, about: dict[str, Any], step: int) -> None:
         """Refuses to go on with other settings or another text."""
+        if not isinstance(about.get("corpus"), dict) or not isinstance(about.get("train"), dict):
+            raise ValueError(f"{self.out} holds a run of another kind: choose another folder")
         if about["corpus"]["hash"] != self.corpus.hash:
             raise ValueError(
                 f"the run was begun on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "

@@ -12,7 +12,9 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vlhmm.data.atomic import LOCK, atomic_write, remove_partials, renamed
-from vlhmm.training.checkpoint import CONFIG, FolderError, read_tensors, write_tensors
+from vlhmm.data.json_file import parse_json
+from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
+from vlhmm.training.checkpoint import CONFIG
 
 STATE, LOG = "training.safetensors", "log.jsonl"
 
@@ -70,7 +72,12 @@ class RunFolder:
             self.cut_log(0)
             return None
         tensors, metadata = read_tensors(self.path / STATE)
-        return tensors, json.loads(metadata["state"])
+        if "state" not in metadata:
+            raise FolderError(f"{self.path / STATE} is no state of a run: it is another file of ours; restore it")
+        values = parse_json(metadata["state"], str(self.path / STATE))
+        if not isinstance(values, dict):
+            raise FolderError(f"{self.path / STATE} is no state of a run: it is damaged; restore it")
+        return tensors, values
 
     def log(self, record: Mapping[str, Any]) -> None:
         try:
@@ -98,9 +105,12 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = parse_json(line, f"{path}, line {number}")
+        except ValueError:
             continue
+        if not isinstance(record, dict) or type(record.get("step")) is not int or "kind" not in record:
+            raise FolderError(f"{path}, line {number} is no record of a run: it was edited; delete the line")
+        records.append(record)
     return records
