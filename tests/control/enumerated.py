@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -28,9 +29,9 @@ def random_automaton(num_tokens: int, seed: int, num_states: int | None = None) 
 
 def continuations(oracle: Oracle, prefix: np.ndarray, length: int) -> dict[tuple[int, ...], float]:
     """p(continuation | prefix) of every continuation of `length` tokens."""
-    past = np.exp(oracle.log_prob(prefix)) if len(prefix) else 1.0
+    past = oracle.log_prob(prefix)
     return {
-        tokens: float(oracle.joint(np.array([*prefix, *tokens], dtype=int)).sum() / past)
+        tokens: math.exp(oracle.log_prob(np.array([*prefix, *tokens], dtype=int)) - past)
         for tokens in product(range(oracle.num_words), repeat=length)
     }
 

@@ -1,5 +1,6 @@
 """How likely a constraint will be met, against the sum over all continuations."""
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from enumerated import accepted, continuations, random_automaton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import TOLERANCE, every_dtype, every_kind
-from oracle import EVERY_KIND, Kind, Oracle, random_hmm
+from oracle import EVERY_KIND, Kind, Oracle, log_sum, random_hmm
 
 from vlhmm import HMM
 from vlhmm.control import layout, product, tokens
@@ -162,3 +163,35 @@ def test_what_cannot_be_is_refused_before_the_work(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("vlhmm.memory.available_bytes", lambda device: 100)
     with pytest.raises(ValueError, match=r"a look-ahead of 900 tokens .* GiB are available .* fewer tokens"):
         lookahead(tables, automaton, 900)
+
+
+@every_dtype
+def test_states_that_lie_farther_apart_than_any_float(dtype: torch.dtype) -> None:
+    """Nobody leaves a state; the text that is asked for is certain in one and has 1e-99 a token in the other."""
+    hmm = HMM.from_probabilities(
+        [0.5, 0.5], np.eye(2), [[1e-99, 1.0, 0.0], [0.5, 0.25, 0.25]], dtype=dtype, reset_token=None
+    )
+    only_first = Automaton(torch.tensor([0, 1, 1]), torch.tensor([[0, 1], [1, 1]]), 0, torch.tensor([True, False]))
+    ahead = lookahead(hmm.tables, only_first, 9)
+    certain = Belief(torch.tensor([1]), torch.tensor([[0.0, -torch.inf]], dtype=dtype))
+    for steps in (4, 9):
+        assert ahead.log_prob(hmm.tables, certain, steps).item() == pytest.approx(steps * math.log(1e-99), rel=1e-6)
+    assert ahead.log_prob(hmm.tables, None, 9).item() == pytest.approx(math.log(0.5) + 9 * math.log(0.5), rel=1e-6)
+    faded = Belief(torch.tensor([1]), torch.tensor([[0.0, -2000.0]], dtype=dtype))
+    log_ahead = TransitionMatrix(hmm.tables).log_ahead(faded)
+    assert log_ahead[0].tolist() == [0.0, -2000.0]
+
+
+def test_any_constraint_of_an_ugly_hmm() -> None:
+    """In log space, as single texts have probabilities beneath every float."""
+    kinds = [kind for kind in EVERY_KIND if kind.ugly]
+    for seed, kind in enumerate(kinds):
+        oracle, tables = random_hmm(kind, seed)
+        automaton = random_automaton(tables.num_words, seed)
+        prefix = oracle.rare_sentence(2, np.random.default_rng(seed))
+        texts = itertools.product(range(tables.num_words), repeat=LENGTH)
+        log_probs = [oracle.log_prob(np.array([*prefix, *text])) for text in texts if automaton.accepts(text)]
+        expected = float(log_sum(np.array([*log_probs, -np.inf]), axis=0)) - oracle.log_prob(prefix)
+        belief = HMM(tables).filter(prefix[None]).belief
+        found = lookahead(tables, automaton, LENGTH).log_prob(tables, belief, LENGTH).item()
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9), kind

@@ -176,7 +176,9 @@ def test_sequences_do_not_depend_on_each_other(kind):
         alone = hmm.infill(tokens[row, None, :length], missing[row, None, :length])
         close(together.log_prob[row], alone.log_prob[0].numpy())
         close(together.probs[together.rows == row], alone.probs.numpy())
-        assert together.best[row, :length].tolist() == alone.best[0].tolist()
+        if not kind.ugly:
+            # Of ties either may be the best: rounding differs with the size of the batch.
+            assert together.best[row, :length].tolist() == alone.best[0].tolist()
 
 
 def test_transitions_are_made_in_parts(monkeypatch):

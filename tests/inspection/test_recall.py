@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from kinds import SEEDS, close, every_kind
-from oracle import Kind, Oracle, random_hmm
+from oracle import EVERY_KIND, Kind, Oracle, random_hmm
 from texts import as_text, result
 
 import vlhmm
@@ -69,7 +69,8 @@ def test_the_longest_context_is_the_whole_text_where_that_is_all() -> None:
     assert float(found.log_probs[5]) == pytest.approx(oracle.token_log_probs(ids)[5], rel=1e-10)
 
 
-@every_kind
+# A chain that hardly ever leaves its states settles in no bounded number of steps.
+@pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if not kind.ugly], ids=str)
 def test_a_step_leaves_the_stationary_distribution_as_it_is(kind: Kind) -> None:
     oracle, tables = random_hmm(kind, 1)
     found = settled(tables, tolerance=1e-12, most=20_000)

@@ -17,19 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
+from vlhmm.inference.moves import PRECISE
 from vlhmm.memory import available_bytes, require_memory
 from vlhmm.tables import Belief, Tables
 
 CHUNK_BYTES = 1 << 26
 """What is made for one use only is made this many bytes at a time."""
 HEADROOM = 500 * math.log(2)
-"""Each row is scaled to a maximum of 2^500 in float64, so that states may lie 10^470 apart before the lesser is lost."""
+"""Each row is scaled to a maximum of 2^500 in float64, so that states may lie 10^440 apart; beyond that the row is done again in
+log space."""
 
 
 class TransitionMatrix:
@@ -48,6 +51,16 @@ class TransitionMatrix:
         return torch.cat([self._made(states) @ columns for states in self._chunks(self._every_state())])
 
     @torch.no_grad()
+    def log_times(self, log_column: Float[Tensor, " Z"]) -> Float[Tensor, " Z"]:
+        """log (A @ exp log_column), whatever its range."""
+        return torch.cat([(log_rows + log_column).logsumexp(1) for log_rows in self._log_rows(self._every_state())])
+
+    @cached_property
+    def smallest_log(self) -> float:
+        """Of the moves that are possible."""
+        return min(_smallest(log_rows) for log_rows in self._log_rows(self._every_state()))
+
+    @torch.no_grad()
     def log_ahead(self, belief: Belief) -> Float[Tensor, "R Z"]:
         """log p(the next token's state | the past)."""
         tables, support = self.tables, self.tables.support
@@ -64,10 +77,25 @@ class TransitionMatrix:
                     rows = self._made(states) if self._whole is None else self._whole[states]
                     ahead[members] += probs[members, first : first + len(states)] @ rows
                     first += len(states)
-        log_ahead = ahead.log().to(tables.dtype)
+        log_ahead = ahead.log()
+        small = (ahead < PRECISE).any(1)
+        if bool(small.any()) and _smallest(belief.log_probs) + self.smallest_log < math.log(PRECISE):
+            for row in small.nonzero()[:, 0].tolist():
+                log_ahead[row] = self._log_ahead(belief.of(slice(row, row + 1)))
+        log_ahead = log_ahead.to(tables.dtype)
         if tables.reset_token is None:
             return log_ahead
         return torch.where((belief.token == tables.reset_token)[:, None], tables.log_start, log_ahead)
+
+    def _log_ahead(self, belief: Belief) -> Float[Tensor, " Z"]:
+        """`log_ahead` of one sequence, in log space."""
+        states, log_probs = self.tables.support.states_of(belief.token)[0], belief.log_probs[0].double()
+        log_ahead, first = log_probs.new_full((self.tables.num_states,), -torch.inf), 0
+        for log_rows in self._log_rows(states):
+            log_part = log_probs[first : first + len(log_rows), None]
+            log_ahead = torch.logaddexp(log_ahead, (log_part + log_rows).logsumexp(0))
+            first += len(log_rows)
+        return log_ahead
 
     def _every_state(self) -> Int[Tensor, " Z"]:
         return torch.arange(self.tables.num_states, device=self.tables.device)
@@ -77,7 +105,11 @@ class TransitionMatrix:
 
     def _made(self, states: Int[Tensor, " J"]) -> Float[Tensor, "J Z"]:
         with torch.no_grad():
-            return torch.cat([self.tables.transition.log_rows(part).double().exp() for part in self._chunks(states)])
+            return torch.cat([log_rows.exp() for log_rows in self._log_rows(states)])
+
+    def _log_rows(self, states: Int[Tensor, " K"]) -> Iterator[Float[Tensor, "J Z"]]:
+        for part in self._chunks(states):
+            yield self.tables.transition.log_rows(part).double()
 
 
 @dataclass(frozen=True)
@@ -142,6 +174,13 @@ def lookahead(
     start = tables.log_start.double().exp()
     reset = _reset(tables, automaton)
 
+    @cache
+    def smallest_factor() -> float:
+        """What a step multiplies with, at least."""
+        of_reset = math.inf if reset is None else _smallest(reset.probs.log())
+        moves = min(transition.smallest_log, _smallest(tables.log_start))
+        return min(_smallest(weights.log()), of_reset) + moves
+
     accepting = automaton.accepting.to(device)
     now = torch.where(accepting, 0.0, -torch.inf).double()[:, None].expand(-1, num_states)
     now_anew = now[:, 0]
@@ -161,15 +200,33 @@ def lookahead(
             part = slice(first, first + edges_at_once)
             worth = (now[target[part]] - shift[source[part], None]).exp_()
             follow.index_add_(0, source[part], worth.mul_(weights[part]))
-        # Rounding may lift a certainty above one.
-        now_anew = ((follow @ start).log() + shift).clamp(max=0)
+        begun = follow @ start
         # Only where something is open: a state that cannot accept, or cannot but accept, needs no product.
         open_states = (reachable[left] & ~certain).nonzero()[:, 0].to(device)
-        followed = transition.times(follow[open_states].T).T.log()
+        followed = transition.times(follow[open_states].T).T
+        log_begun, log_followed = begun.log() + shift, followed.log() + shift[open_states, None]
+        small = (followed < PRECISE).any(1) | (begun[open_states] < PRECISE)
+        # A sum may be zero because nothing is possible there.
+        if bool(small.any()) and _smallest(now) - float(shift.max()) + smallest_factor() < math.log(PRECISE):
+            log_reset = None if reset is None else reset.probs.log()
+            for place in small.nonzero()[:, 0].tolist():
+                state = open_states[place]
+                leaving = (source == state).nonzero()[:, 0]
+                log_follow = (now[target[leaving]] + weights[leaving].log()).logsumexp(0)
+                if log_reset is not None:
+                    log_follow = torch.logaddexp(log_follow, log_reset + anew[state])
+                log_begun[state] = (tables.log_start.double() + log_follow).logsumexp(0)
+                log_followed[place] = transition.log_times(log_follow)
         now = torch.where(certain.to(device), 0.0, -torch.inf).double()[:, None].repeat(1, num_states)
-        now[open_states] = (followed + shift[open_states, None]).clamp(max=0)
+        # Rounding may lift a certainty above one.
+        now[open_states], now_anew = log_followed.clamp(max=0), log_begun.clamp(max=0)
         log_met[left], log_met_anew[left] = now, now_anew
     return Lookahead(automaton, log_met, log_met_anew, reachable)
+
+
+def _smallest(log_values: Float[Tensor, ...]) -> float:
+    """That is not -inf; inf where all are."""
+    return float(log_values.masked_fill(log_values == -torch.inf, torch.inf).amin())
 
 
 def _edges(automaton: Automaton) -> tuple[Int[Tensor, " E"], Int[Tensor, " E"]]:
