@@ -1,12 +1,15 @@
 """A bounded part of `make fuzz`: damaged files are refused in one line, or give the answers of undamaged ones."""
 
+import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.fuzz import TARGETS
 from tests.fuzz.harness import present_targets
+from tests.fuzz.mutate import damaged_bytes, damaged_json
 
 CASES = 100
 ROOT = Path(__file__).parents[1]
@@ -79,6 +82,19 @@ def test_the_harness_tells_every_way_to_fail_and_how_to_repeat_it(tmp_path: Path
         "python -m tests.fuzz broken --seed 8 --cases 1 --show",
     ):
         assert line in told
+
+
+def test_damage_depends_on_the_seed_alone() -> None:
+    values = {"a": [1, {"b": "text"}], "c": {"d": None, "e": [2.5, []]}}
+    kept = json.dumps(values)
+    first, again = ([damaged_json(values, random.Random(seed)) for seed in range(500)] for _ in range(2))
+    assert first == again
+    assert json.dumps(values) == kept
+    content = bytes(range(256)) * 4
+    assert all(
+        damaged_bytes(content, random.Random(seed)) == damaged_bytes(content, random.Random(seed))
+        for seed in range(500)
+    )
 
 
 def test_an_unknown_target_is_named() -> None:

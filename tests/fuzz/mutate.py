@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 NUMBERS = (
@@ -62,7 +63,7 @@ def damaged_json(values: Any, draw: random.Random) -> Any:
     for _ in range(draw.choice((1, 1, 2, 3))):
         places = list(_places(values))
         if not places:
-            return draw.choice(VALUES)
+            return deepcopy(draw.choice(VALUES))
         shallow = [place for place in places if place[0] <= 1]
         _, holder, key = draw.choice(shallow if draw.random() < 0.5 and shallow else places)
         _, other, other_key = draw.choice(places)
@@ -78,7 +79,8 @@ def damaged_json(values: Any, draw: random.Random) -> Any:
             case 4 if isinstance(holder[key], str):
                 holder[key] = damaged_bytes(holder[key].encode("utf-8", "replace"), draw).decode("utf-8", "replace")
             case _:
-                holder[key] = draw.choice(VALUES)
+                # A copy: later changes must not reach the next case.
+                holder[key] = deepcopy(draw.choice(VALUES))
     return values
 
 
