@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import log
 
+from rich.markup import escape
 from rich.table import Table
 
 from bench.beside import Beside
@@ -37,7 +38,7 @@ def compiled_table(rows: list[Compiled]) -> Table:
         result = row.refused or f"{row.states:,} states x {row.classes:,} classes"
         verdict = _verdict(row.seconds, row.allowed)
         tokens = f"{row.tokens:,} {row.vocabulary}"
-        shown.add_row(row.constraint, tokens, f"{row.seconds:.2f}", f"{row.allowed:g}", verdict, result[:80])
+        shown.add_row(escape(row.constraint), tokens, f"{row.seconds:.2f}", f"{row.allowed:g}", verdict, result[:80])
     return shown
 
 

@@ -231,7 +231,7 @@ def matches(pattern: str, text: bytes) -> bool:
 def test_repetition_agrees_with_fullmatch(item: str) -> None:
     texts = {"".join(text) for size in range(8) for text in itertools.product("a", repeat=size)}
     texts |= {"".join(text) for size in range(4) for text in itertools.product("abé", repeat=size)}
-    for first, second in itertools.product(BOUNDS, BOUNDS[:1] + BOUNDS[4:9] + [""]):
+    for first, second in itertools.product(BOUNDS, ["", "{0}", "{2}", "{0,2}", "{2,}"]):
         pattern = f"(?:{item}{first}){second}"
         automaton = pattern_automaton(pattern)
         wrong = [text for text in texts if automaton.accepts(text.encode()) != bool(re.fullmatch(pattern, text))]

@@ -243,4 +243,5 @@ class Distinct:
         every = np.arange(len(states))
         # Of those that write to one place one is the last.
         self._place[states] = every
-        return states[self._place[states] == every]
+        kept: Int[np.ndarray, " M"] = states[self._place[states] == every]
+        return kept

@@ -43,6 +43,7 @@ def explore(
     number = {start: 0}
     states = [start]
     next_state: list[list[int]] = []
+    accepting: list[bool] = []
     for state in states:
         check_time("automaton states found", len(states))
         row = []
@@ -52,6 +53,7 @@ def explore(
                 states.append(target)
             row.append(number[target])
         next_state.append(row)
+        accepting.append(accepts(state))
         if len(states) > MAX_STATES:
             raise TooManyStates
     return minimised(
@@ -59,7 +61,7 @@ def explore(
             torch.from_numpy(class_of_symbol.astype(np.int64)),
             torch.tensor(next_state),
             0,
-            torch.tensor([accepts(state) for state in states]),
+            torch.tensor(accepting),
         )
     )
 

@@ -73,7 +73,7 @@ def check_pattern(pattern: str) -> None:
 def pattern_automaton(pattern: str) -> Automaton:
     """Texts that the pattern matches as a whole, once white space at both ends is stripped."""
     nfa = _parsed(pattern)
-    sets = []
+    sets: list[Edges] = []
     for one, flags in nfa.sets:
         check_time("sets of characters", len(sets))
         sets.append(_characters(one, flags))
