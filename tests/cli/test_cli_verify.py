@@ -12,7 +12,7 @@ CPU = ("--device", "cpu")
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """Two rows over a small text; the first chooses its learning rate."""
-    write_text(tmp_path / "small.txt", 150)
+    write_text(tmp_path / "small.txt", 60)
     path = tmp_path / "tables" / "small.toml"
     path.parent.mkdir()
     path.write_text(
@@ -37,14 +37,13 @@ def test_results_are_verified_and_left_untouched(run_experiments: Run, table: Pa
     results = table.parent / "results"
     before = contents(results)
     kept = sorted((tmp_path / "runs").iterdir())
-    ran = run_experiments("run", table, *CPU, *runs, "--verify", "--jobs", jobs)
+    ran = run_experiments("run", table, *CPU, *runs, "--verify", "--jobs", jobs, "--json")
     assert ran.status == 0, ran.err
     assert "1 of 3 rows have no result to verify" in ran.err
-    assert "0 of" in ran.err
     assert "->" not in ran.err
     assert contents(results) == before
     assert sorted((tmp_path / "runs").iterdir()) == kept
-    figures = run_experiments("run", table, *CPU, *runs, "--verify", "--json").json
+    figures = ran.json
     stored = {one["row"]: one for one in (json.loads(content) for content, _ in before.values())}
     assert {(one["row"], one["quantity"]) for one in figures} >= {("HMM", "valid"), ("bigrams", "test")}
     for one in figures:
