@@ -16,14 +16,14 @@ test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 check: $(DEV_INSTALLED)
-	$(BIN)/ruff format --check vlhmm tests bench experiments docs
-	$(BIN)/ruff check vlhmm tests bench experiments docs
+	$(BIN)/ruff format --check vlhmm tests bench experiments docs tools
+	$(BIN)/ruff check vlhmm tests bench experiments docs tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(DEV_INSTALLED)
-	$(BIN)/ruff format vlhmm tests bench experiments docs
-	$(BIN)/ruff check --fix vlhmm tests bench experiments docs
+	$(BIN)/ruff format vlhmm tests bench experiments docs tools
+	$(BIN)/ruff check --fix vlhmm tests bench experiments docs tools
 
 # A table that differs from the result files is an error, and so is every warning.
 docs: $(DOCS_INSTALLED)
