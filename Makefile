@@ -31,14 +31,14 @@ fuzz: $(DEV_INSTALLED)
 	$(BIN)/python -m tests.fuzz $(TARGETS) --cases $(CASES) --seed $(SEED)
 
 check: $(DEV_INSTALLED)
-	$(BIN)/ruff format --check vlhmm tests bench experiments docs
-	$(BIN)/ruff check vlhmm tests bench experiments docs
+	$(BIN)/ruff format --check vlhmm tests bench experiments docs tools
+	$(BIN)/ruff check vlhmm tests bench experiments docs tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(DEV_INSTALLED)
-	$(BIN)/ruff format vlhmm tests bench experiments docs
-	$(BIN)/ruff check --fix vlhmm tests bench experiments docs
+	$(BIN)/ruff format vlhmm tests bench experiments docs tools
+	$(BIN)/ruff check --fix vlhmm tests bench experiments docs tools
 
 # A table that differs from the result files is an error, and so is every warning.
 docs: $(DOCS_INSTALLED)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from experiments.cli_runs import RowRunner
+from experiments.cli_verify import verify_rows
 from vlhmm.cli import Commands, options
 from vlhmm.cli.options import DataDir, DeviceOption, Json, choose_device
 from vlhmm.cli.show import duration, line, message, print_json, print_table, short, table
@@ -59,7 +60,8 @@ def commands() -> typer.Typer:
         epilog="Examples:\n  python -m experiments run experiments/chiu2020/table1-ptb.toml --row 'KN 5-gram'\n"
         "  python -m experiments run experiments/chiu2020/figure3.toml --device cuda --jobs 4 --max-seconds 3000\n"
         "  python -m experiments run experiments/lee2025/table1.toml experiments/lee2025/table2.toml --device cuda --jobs 3\n"
-        "  python -m experiments run experiments/chiu2020/table3.toml --corpus pydocs --set dim=32 --set epochs=1 --results trial"
+        "  python -m experiments run experiments/chiu2020/table3.toml --corpus pydocs --set dim=32 --set epochs=1 --results trial\n"
+        "  python -m experiments run experiments/chiu2020/table1-ptb.toml --row 'KN 5-gram' --verify"
     )(run)
     app.command(
         epilog="Examples:\n  python -m experiments show experiments/chiu2020/table1-ptb.toml\n"
@@ -91,6 +93,14 @@ def run(
     ] = None,
     device: DeviceOption = options.Device.auto,
     force: Annotated[bool, typer.Option("--force", help="Forget the rows' results, and run them again.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Train rows that have results anew, in a scratch folder, and compare: exit status 1 where a perplexity differs "
+            "by more than 1 % and more than the seeds do.",
+        ),
+    ] = False,
     max_seconds: Annotated[
         float | None,
         typer.Option(
@@ -118,7 +128,8 @@ def run(
 ) -> int:
     """Run the rows of tables that have no result yet, cheapest first.
 
-    Where a row tries learning rates, those short trainings come first.
+    Where a row tries learning rates, those short trainings come first. With --verify, run those that have a result, and
+    compare.
     """
     from experiments.plan import RunPlan
     from experiments.results import results_folders
@@ -126,11 +137,18 @@ def run(
     from experiments.show import show_table
     from experiments.texts import checksums
 
-    runner = RowRunner(choose_device(device), jobs, max_seconds, data_dir, runs)
+    if verify and (force or max_seconds is not None):
+        raise ValueError(
+            "--verify keeps results and begins every training anew: leave out "
+            + ("--force" if force else "--max-seconds, or name fewer rows with --row")
+        )
+    runner = RowRunner(choose_device(device), jobs, max_seconds, data_dir, runs, keeps=not verify)
     tables = [_read(file, corpus_name, changes, tokens, results) for file in files]
     texts = {table.corpus: checksums(table.corpus, data_dir) for table in tables}
     folders = {table.path: results_folders(table.path) if results is None else (results,) for table in tables}
     wanted = _chosen_rows(tables, rows, longest_first=jobs > 1)
+    if verify:
+        return verify_rows(runner, wanted, texts, folders, seeds=seeds or (), named=bool(rows), as_json=as_json)
 
     def planned(asked: TableFile, row: Row, seed: int) -> RowRun:
         command = _command(asked.path, row.name, seed, corpus_name, changes, tokens)

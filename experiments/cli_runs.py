@@ -23,9 +23,18 @@ class RowRunner:
     """Runs rows on one device, within one limit of time."""
 
     def __init__(
-        self, device: torch.device, jobs: int, max_seconds: float | None, data_dir: Path | None, runs: Path
+        self,
+        device: torch.device,
+        jobs: int,
+        max_seconds: float | None,
+        data_dir: Path | None,
+        runs: Path,
+        *,
+        keeps: bool = True,
     ) -> None:
+        """`keeps`: results and training runs are still there afterwards."""
         self.device, self.jobs, self.max_seconds, self.data_dir, self.runs = device, jobs, max_seconds, data_dir, runs
+        self._keeps = keeps
         self.done: list[RowDone] = []
         self.failed: list[Exception] = []
         """Of rows beside which others went on."""
@@ -48,7 +57,7 @@ class RowRunner:
                 message(f"out of time before {one.label!r}; the same command goes on")
                 return 0
             events = run_row(one, self._read(one.table.corpus), self.device, force=force, max_seconds=left)
-            last = _watch(events, one.label)
+            last = _watch(events, one.label, self._keeps)
             if not isinstance(last, RowDone):
                 return 130 if last.reason == "interrupted" else 0
             self.done.append(last)
@@ -89,7 +98,7 @@ class RowRunner:
                     case Working():
                         working = f"{run.label}: {event.what}"
                     case RowDone():
-                        message(f"{run.label}: {_summary(event)} -> {event.path}")
+                        message(f"{run.label}: {_summary(event)}{_written_to(event, self._keeps)}")
                         if run.is_timed(event.result):
                             self.done.append(event)
                             del left[run.folder]
@@ -127,7 +136,7 @@ def _read_text(source: str, data_dir: Path | None, runs: Path) -> Corpus:
     raise AssertionError("reading always ends with the corpus")
 
 
-def _watch(events: Iterator[RowEvent], name: str) -> RowDone | RowStopped:
+def _watch(events: Iterator[RowEvent], name: str, keeps: bool) -> RowDone | RowStopped:
     """Shows a row while it runs."""
     from experiments.row_events import RowStopped, Working
     from experiments.rows import RowDone
@@ -146,12 +155,17 @@ def _watch(events: Iterator[RowEvent], name: str) -> RowDone | RowStopped:
                     shown.update(event.done, event.total, event.what, name)
                 case RowDone():
                     took = duration(time.monotonic() - begun)
-                    message(f"{name}: {_summary(event)}, {took} -> {event.path}")
+                    message(f"{name}: {_summary(event)}, {took}{_written_to(event, keeps)}")
                     return event
                 case RowStopped():
-                    message(f"{name}: stopped at step {event.step:,} of {event.num_steps:,}; the same command goes on")
+                    then = "goes on" if keeps else "begins anew"
+                    message(f"{name}: stopped at step {event.step:,} of {event.num_steps:,}; the same command {then}")
                     return event
     raise AssertionError("a row always ends with RowDone or RowStopped")
+
+
+def _written_to(done: RowDone, keeps: bool) -> str:
+    return f" -> {done.path}" if keeps else ""
 
 
 def _summary(done: RowDone) -> str:

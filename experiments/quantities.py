@@ -30,10 +30,12 @@ QUANTITIES: dict[str, Quantity] = {
 are those of one batch: a forward pass as in training, evaluation that first makes the tables, evaluation from tables."""
 
 
-def written(name: str, value: float) -> str:
+def written(name: str, value: float, digits: int | None = None) -> str:
+    """`digits`: behind the point, instead of the quantity's own."""
     quantity = QUANTITIES[name]
+    digits = quantity.digits if digits is None else digits
     if quantity.millions and value < 1e5:
         return f"{value:,.0f}"
     if quantity.millions:
-        return f"{value / 1e6:,.{quantity.digits}f}M"
-    return f"{value:,.{quantity.digits}f}"
+        return f"{value / 1e6:,.{digits}f}M"
+    return f"{value:,.{digits}f}"

@@ -6,11 +6,14 @@ example of `vlhmm.train` writes. Letters for axes: B batch, T time, Z states, X 
 
 import os
 
+from vlhmm import _moved
 from vlhmm._version import __version__
 
 # Read when torch is first imported. Threads that spin while they wait make steps on small tensors up to ten times slower as
 # soon as anything else runs on the machine; waiting asleep costs nothing measurable on an idle one.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+_moved.install()
 
 from vlhmm.baselines import KneserNey
 from vlhmm.cluster import Blocks, brown_clusters
