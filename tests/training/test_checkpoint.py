@@ -123,7 +123,9 @@ def test_a_folder_saved_again_has_checksums(tmp_path: Path) -> None:
         lm = vlhmm.load(FIRST_EDITION / "neural")
     lm.save(tmp_path)
     vlhmm.load(tmp_path)
-    before, after = (json.loads((folder / "config.json").read_text()) for folder in (FIRST_EDITION / "neural", tmp_path))
+    before, after = (
+        json.loads((folder / "config.json").read_text()) for folder in (FIRST_EDITION / "neural", tmp_path)
+    )
     # Settings that came later have their defaults; all others keep their spelling and their values.
     assert {name: after["model"][name] for name in before["model"]} == before["model"]
     assert {**after, "model": None} == {**before, "model": None}
