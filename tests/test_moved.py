@@ -13,9 +13,9 @@ import vlhmm
 from vlhmm._moved import GONE, MOVED, install
 
 INSIDE = {
-    "vlhmm.distillation.lvd.kmeans": "vlhmm.distillation.lvd.kmeans",
-    "vlhmm.distillation.decoder.folder": "vlhmm.distillation.decoder.folder",
-    "vlhmm.distillation.teachers.samples": "vlhmm.distillation.teachers.samples",
+    "vlhmm.lvd.kmeans": "vlhmm.distillation.lvd.kmeans",
+    "vlhmm.decoder.folder": "vlhmm.distillation.decoder.folder",
+    "vlhmm.teacher.samples": "vlhmm.distillation.teachers.samples",
 }
 """Some modules of packages that have moved."""
 
@@ -52,16 +52,16 @@ def test_an_old_path_is_the_same_module_with_a_warning_that_names_the_new_one(ol
 
 def test_the_warning_points_at_the_import_and_comes_once() -> None:
     # In a process of its own: here functions have wrappers that check shapes.
-    program = "import vlhmm\nfrom vlhmm.training.em import em\nfrom vlhmm.training.em import em as again\nassert em is again\n"
+    program = "import vlhmm\nfrom vlhmm.em import em\nfrom vlhmm.em import em as again\nassert em is again\n"
     ran = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=True)
     shown = [line for line in ran.stderr.splitlines() if "has moved" in line]
     assert len(shown) == 1
-    assert shown[0].startswith("<string>:2: DeprecationWarning: vlhmm.training.em has moved")
+    assert shown[0].startswith("<string>:2: DeprecationWarning: vlhmm.em has moved")
 
 
 def test_a_class_has_one_identity_by_either_path() -> None:
     with pytest.warns(DeprecationWarning, match="has moved"):
-        from vlhmm.distillation.lvd.settings import LVDSettings
+        from vlhmm.lvd.settings import LVDSettings
     from vlhmm.distillation.lvd.settings import LVDSettings as Same
 
     assert LVDSettings is Same
@@ -88,7 +88,7 @@ def test_names_that_never_were_get_the_usual_error_and_places_exist() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'vlhmm\.nothing'"):
         importlib.import_module("vlhmm.nothing")
     with pytest.raises(ModuleNotFoundError, match="python -m experiments"):
-        importlib.import_module("experiments.rows")
+        importlib.import_module("vlhmm.experiments.rows")
     root = Path(vlhmm.__file__).parent.parent
     for old in (*MOVED, *GONE):
         # A file of that name would never be found.

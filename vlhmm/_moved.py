@@ -16,18 +16,18 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 MOVED = {
-    "vlhmm.training.checkpoint": "vlhmm.training.checkpoint",
-    "vlhmm.distillation.decoder": "vlhmm.distillation.decoder",
-    "vlhmm.training.em": "vlhmm.training.em",
-    "vlhmm.ops.factored_tiles": "vlhmm.ops.factored_tiles",
-    "vlhmm.training.joint_phase": "vlhmm.training.joint_phase",
-    "vlhmm.distillation.lvd": "vlhmm.distillation.lvd",
-    "vlhmm.training.presets": "vlhmm.training.presets",
-    "vlhmm.training.run_folder": "vlhmm.training.run_folder",
-    "vlhmm.training.schedule": "vlhmm.training.schedule",
-    "vlhmm.training.step": "vlhmm.training.step",
-    "vlhmm.distillation.teachers": "vlhmm.distillation.teachers",
-    "vlhmm.training.settings": "vlhmm.training.settings",
+    "vlhmm.checkpoint": "vlhmm.training.checkpoint",
+    "vlhmm.decoder": "vlhmm.distillation.decoder",
+    "vlhmm.em": "vlhmm.training.em",
+    "vlhmm.factored_tiles": "vlhmm.ops.factored_tiles",
+    "vlhmm.joint_phase": "vlhmm.training.joint_phase",
+    "vlhmm.lvd": "vlhmm.distillation.lvd",
+    "vlhmm.recipe": "vlhmm.training.presets",
+    "vlhmm.run_folder": "vlhmm.training.run_folder",
+    "vlhmm.schedule": "vlhmm.training.schedule",
+    "vlhmm.step": "vlhmm.training.step",
+    "vlhmm.teacher": "vlhmm.distillation.teachers",
+    "vlhmm.train_settings": "vlhmm.training.settings",
 }
 """Modules, and packages with all that is in them."""
 
@@ -35,7 +35,7 @@ GONE = {
     # A module of this name would take the place of the function.
     "vlhmm.train": "vlhmm.train is a function; its module is now vlhmm.training.gradient, and the loop is in vlhmm.training.trainer",
     "vlhmm.distill": "vlhmm.distill is a function; its module is now vlhmm.distillation.pipeline",
-    "experiments": "experiments is no longer part of the package: it is experiments/ of a checkout, run as `python -m experiments`",
+    "vlhmm.experiments": "vlhmm.experiments is no longer part of the package: it is experiments/ of a checkout, run as `python -m experiments`",
 }
 
 
