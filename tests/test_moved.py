@@ -96,6 +96,14 @@ def test_names_that_never_were_get_the_usual_error_and_places_exist() -> None:
         assert not (root / old.replace(".", "/") / "__init__.py").exists()
 
 
+def test_other_packages_are_imported_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The path of a namespace package is no list.
+    (tmp_path / "some_namespace").mkdir()
+    (tmp_path / "some_namespace" / "inside.py").write_text("VALUE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.import_module("some_namespace.inside").VALUE == 3
+
+
 def test_installing_twice_changes_nothing() -> None:
     before = list(sys.meta_path)
     install()
