@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import as_first_edition
 from tiny import tiny_corpus
 
 from vlhmm import Corpus
@@ -143,6 +144,27 @@ def test_a_folder_that_was_changed_or_is_no_decoders_is_refused(corpus: Corpus, 
     config.unlink()
     with pytest.raises(FolderError, match="holds no decoder"):
         load_decoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 10**9}, "layers is 1000000000"),
+        ({"hidden": 10**12}, "hidden is 1000000000000"),
+        ({"dim": 10**12}, "dim is 1000000000000"),
+        ({"dim": 64}, "has shape"),
+        ({"dim": "32"}, "dim is '32'"),
+        ({"colour": 1}, "unknown setting 'colour'"),
+    ],
+)
+def test_sizes_are_compared_with_the_tensors_before_a_decoder_is_built(
+    corpus: Corpus, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    save_decoder(tmp_path, Decoder(SMALL, corpus.tokenizer.vocab_size), corpus.tokenizer)
+    as_first_edition(tmp_path, config=lambda values: values | {"decoder": values["decoder"] | changes})
+    with pytest.raises(FolderError, match=message) as raised:
+        load_decoder(tmp_path)
+    assert str(tmp_path) in str(raised.value)
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(corpus: Corpus, tmp_path: Path) -> None:
