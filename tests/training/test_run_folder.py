@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vlhmm.run_folder import LOG, STATE, RunFolder, read_log
+from vlhmm.training.run_folder import LOG, STATE, RunFolder, read_log
 from vlhmm.tensor_file import FolderError, write_tensors
 
 
