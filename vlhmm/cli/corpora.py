@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli.options import CorpusName, DataDir, Json, read_corpus
-from vlhmm.cli.show import duration, facts, line, print_json, print_table, program, progress_bar, short, table
+from vlhmm.cli.show import duration, facts, line, print_json, print_table, program, progress_bar, short, table, watch
 
 if TYPE_CHECKING:
     from vlhmm.cluster import Blocks
@@ -188,8 +188,7 @@ def cluster(
 
 def make_blocks(recipe: Recipe, corpus: Corpus) -> Blocks:
     """The recipe's blocks, with a bar while they are made."""
-    with progress_bar("clustering words", None) as shown:
-        return recipe.make_blocks(corpus, lambda done, total, stage: shown.update(done, total, stage))
+    return watch(recipe.making_blocks(corpus), "clustering words")
 
 
 def print_sample_blocks(blocks: Blocks, corpus: Corpus) -> None:

@@ -14,7 +14,6 @@ from vlhmm.cli import options
 from vlhmm.cli.options import DeviceOption, Json, choose_device, read_corpus
 from vlhmm.cli.show import (
     command_line,
-    corpus_label,
     duration,
     facts,
     line,
@@ -24,6 +23,7 @@ from vlhmm.cli.show import (
     program,
     table,
 )
+from vlhmm.reports.sources import corpus_label
 
 if TYPE_CHECKING:
     from vlhmm.data import Corpus

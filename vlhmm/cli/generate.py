@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlhmm.cli.options import Json, ModelDir
+from vlhmm.cli.options import Json, ModelDir, seeded
 from vlhmm.cli.show import line, print_json
 
 if TYPE_CHECKING:
     from vlhmm.control import Constraint
+    from vlhmm.text.answers import BestText, GeneratedText
 
 Phrases = list[str] | None
 CONSTRAINTS = "Constraints on the new text"
@@ -117,22 +118,17 @@ def generate(
             "--best is one text and draws nothing: leave out --num, --seed, --temperature, --top-k, --top-p"
         )
 
-    import torch
-
     from vlhmm.control.constraints import all_of
     from vlhmm.lm import load
+    from vlhmm.text.answers import GeneratedText
 
     lm = load(folder)
     constraint = all_of(wanted) if wanted else None
     if best:
         found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint)
-        _print(found.text, as_json, log_prob=found.log_prob)
+        _print(found, as_json)
         return
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    generator = seeded(seed)
     # At least once: it also says what is wrong with --num.
     for first in range(0, max(num, 1), DRAWN_AT_ONCE):
         texts = lm.generate(
@@ -146,7 +142,7 @@ def generate(
             generator=generator,
         )
         for text in texts:
-            _print(text, as_json)
+            _print(GeneratedText(text), as_json)
 
 
 def _range(option: str, text: str | None, make: Callable[[int, int | None], Constraint]) -> list[Constraint]:
@@ -161,9 +157,9 @@ def _range(option: str, text: str | None, make: Callable[[int, int | None], Cons
     return [make(int(first), at_most)]
 
 
-def _print(text: str, as_json: bool, **values: float) -> None:
+def _print(made: GeneratedText | BestText, as_json: bool) -> None:
     if as_json:
-        print_json({"text": text, **values})
+        print_json(made)
     else:
         # One text a line, whatever it holds.
-        line(" ".join(text.splitlines()))
+        line(" ".join(made.text.splitlines()))

@@ -19,7 +19,7 @@ from vlhmm._version import __version__
 from vlhmm.baselines import KneserNey, Uniform, Unigram
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS
 from vlhmm.cli.corpora import make_blocks
-from vlhmm.cli.show import ProgressBar, corpus_label, message, program, progress_bar, short
+from vlhmm.cli.show import ProgressBar, message, program, progress_bar, short
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus, Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
@@ -28,6 +28,7 @@ from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
 from vlhmm.provenance import device_name
+from vlhmm.reports.sources import corpus_label
 from vlhmm.settings import settings_from
 from vlhmm.training.em import EMSettings, em_training
 from vlhmm.training.joint_phase import JointPhase

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from vlhmm.data import Corpus
+Result = TypeVar("Result")
 
 FILE_WIDTH = 200
 """Characters of a line where no terminal says how wide it is: a pipe has no right edge to wrap at."""
@@ -52,17 +51,11 @@ def line(text: str | Text = "", style: str | None = None) -> None:
     shown.print(text, style=style, soft_wrap=not shown.is_terminal)
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on one line of stdout; numbers that JSON lacks are null."""
-    print(json.dumps(_finite(value), ensure_ascii=False))
+def print_json(answer: Any, **question: Any) -> None:
+    """One JSON value on one line of stdout, as `as_json` makes it."""
+    from vlhmm.reports import as_json
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    print(json.dumps(as_json(answer, **question), ensure_ascii=False))
 
 
 class _OneLineRows(Table):
@@ -147,11 +140,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
 
-def corpus_label(corpus: Corpus) -> str:
-    """Its name, what else decides its text, and its hash."""
-    return " ".join(part for part in (corpus.name, corpus.note, f"({corpus.short_hash})") if part)
-
-
 def command_line() -> str:
     """This command as it was typed."""
     return shlex.join(["vlhmm", *sys.argv[1:]])
@@ -201,16 +189,14 @@ def progress_bar(description: str, total: int | None) -> Iterator[ProgressBar]:
         TextColumn("{task.fields[note]}", style="bold"),
         _Left(),
     )
-    with Progress(
-        *columns, console=shown, transient=True, disable=not shown.is_terminal, refresh_per_second=4
-    ) as progress:
+    with Bars(*columns, console=shown, transient=True, disable=not shown.is_terminal, refresh_per_second=4) as progress:
         yield ProgressBar(progress, progress.add_task(description, total=total, note=""))
 
 
 class ProgressBar:
     """One task of a rich progress display."""
 
-    def __init__(self, progress: Progress, task: Any) -> None:
+    def __init__(self, progress: Bars, task: Any) -> None:
         self._progress, self._task = progress, task
         self._last_line = time.monotonic()
 
@@ -230,3 +216,26 @@ class ProgressBar:
     def line(self, text: str | Text, style: str | None = None) -> None:
         """A line above the bar, on stderr."""
         self._progress.console.print(text, style=style, soft_wrap=True)
+
+
+def watch(steps: Generator[Any, None, Result], description: str) -> Result:
+    """What the steps return; their progress as a bar, their notes as lines on stderr."""
+    from vlhmm.progress import Note, Progress
+
+    part, begun = description, time.monotonic()
+    with progress_bar(description, None) as shown:
+        while True:
+            try:
+                event = next(steps)
+            except StopIteration as stop:
+                result: Result = stop.value
+                return result
+            match event:
+                case Note(text):
+                    shown.line(text)
+                case Progress(what, done, total, unit, note):
+                    if what != part:
+                        part, begun = what, time.monotonic()
+                    if unit:
+                        note = f"{short(done / max(time.monotonic() - begun, 1e-9))} {unit}/s"
+                    shown.update(done, total, note, what)

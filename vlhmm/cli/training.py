@@ -12,7 +12,6 @@ from vlhmm.cli import options
 from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device, read_corpus
 from vlhmm.cli.show import (
     command_line,
-    corpus_label,
     facts,
     line,
     message,
@@ -22,6 +21,7 @@ from vlhmm.cli.show import (
     size,
     table,
 )
+from vlhmm.reports.sources import corpus_label
 
 if TYPE_CHECKING:
     import torch

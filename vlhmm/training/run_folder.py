@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlhmm.training.checkpoint import CONFIG, FolderError, read_tensors, write_tensors
 
-STATE, LOG = "training.safetensors", "log.jsonl"
+STATE, LOG, RESULTS = "training.safetensors", "log.jsonl", "results.json"
 
 
 class RunFolder:
