@@ -32,8 +32,8 @@ from vlhmm.distillation.pipeline import Distilled, distill
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
+from vlhmm.training.gradient import train
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import train
 
 __all__ = [
     "HMM",
