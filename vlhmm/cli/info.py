@@ -34,9 +34,10 @@ def backends(device: DeviceOption = Device.auto, as_json: Json = False) -> None:
 
 def info(folder: ModelDir, as_json: Json = False) -> None:
     """What a model is, how it was trained, some of its states."""
+    from vlhmm.lm import load
     from vlhmm.reports import model_information
 
-    found = model_information(folder)
+    found = model_information(load(folder), folder)
     if as_json:
         print_json(found)
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlhmm.lm import LanguageModel, load
+from vlhmm.lm import LanguageModel
 from vlhmm.text.answers import NamedState
 from vlhmm.training.run_folder import RESULTS, read_log
 
@@ -69,30 +69,26 @@ class ModelInformation:
     about: dict[str, Any]
     """How it was made."""
     training: TrainingSummary | None
-    """None: the folder has no log of a training run."""
+    """None: there is no log of a training run."""
     samples: list[BlockSample]
 
 
-def model_information(folder: str | Path) -> ModelInformation:
-    """Describe the model in a folder.
+def model_information(lm: LanguageModel, folder: str | Path | None = None) -> ModelInformation:
+    """Describe a model.
 
     Args:
-        folder: A folder that a training run or `LanguageModel.save` wrote.
+        lm: The model.
+        folder: Its folder, which may tell of its training; None: nothing is told of it.
 
     Returns:
         Sizes, settings, the course of training, and some blocks with a state each.
 
-    Raises:
-        ValueError: The folder holds no model, or not all of it.
-
     Example:
         >>> from vlhmm.reports import model_information
-        >>> found = model_information("demo-model")  # as made by vlhmm.load("demo-model")
+        >>> found = model_information(vlhmm.load("demo-model"), "demo-model")
         >>> found.num_states, found.num_blocks, found.training.step == found.training.num_steps
         (48, 6, True)
     """
-    folder = Path(folder)
-    lm = load(folder)
     support = lm.model.support
     return ModelInformation(
         num_states=support.num_states,
@@ -104,7 +100,7 @@ def model_information(folder: str | Path) -> ModelInformation:
         reset_token=lm.model.reset_token,
         model=lm.model.settings.to_dict(),
         about=lm.about,
-        training=training_summary(folder),
+        training=None if folder is None else training_summary(Path(folder)),
         samples=_block_samples(lm),
     )
 
