@@ -20,6 +20,8 @@ class Progress:
     """None: not known."""
     unit: str = ""
     """What is counted, where its rate is of interest."""
+    amount: int | None = None
+    """How much of that unit this call has done; None: `done`."""
     note: str = ""
     """What else is known at this point."""
 
