@@ -220,22 +220,34 @@ class ProgressBar:
 
 def watch(steps: Generator[Any, None, Result], description: str) -> Result:
     """What the steps return; their progress as a bar, their notes as lines on stderr."""
-    from vlhmm.progress import Note, Progress
-
-    part, begun = description, time.monotonic()
     with progress_bar(description, None) as shown:
+        show_steps = Steps(shown, description)
         while True:
             try:
                 event = next(steps)
             except StopIteration as stop:
                 result: Result = stop.value
                 return result
-            match event:
-                case Note(text):
-                    shown.line(text)
-                case Progress(what, done, total, unit, note):
-                    if what != part:
-                        part, begun = what, time.monotonic()
-                    if unit:
-                        note = f"{short(done / max(time.monotonic() - begun, 1e-9))} {unit}/s"
-                    shown.update(done, total, note, what)
+            show_steps(event)
+
+
+class Steps:
+    """Shows what a generator yields, as a bar and lines above it."""
+
+    def __init__(self, shown: ProgressBar, description: str) -> None:
+        self._shown, self._part, self._begun = shown, description, time.monotonic()
+
+    def __call__(self, event: Any) -> None:
+        from vlhmm.progress import Note, Progress
+
+        match event:
+            case Note(text):
+                self._shown.line(text)
+            case Progress(what, done, total, unit, amount, note):
+                if what != self._part:
+                    self._part, self._begun = what, time.monotonic()
+                if unit:
+                    count = done if amount is None else amount
+                    rate = f"{short(count / max(time.monotonic() - self._begun, 1e-9))} {unit}/s"
+                    note = f"{note}  {rate}" if note else rate
+                self._shown.update(done, total, note, what)

@@ -12,8 +12,10 @@ from vlhmm.data import Corpus
 from vlhmm.evaluate import Evaluation
 from vlhmm.inspection import Inspection
 from vlhmm.inspection.summary import BlockUsage
+from vlhmm.reports.corpora import ClusteredWords, PreparedCorpus, splits_of
 from vlhmm.reports.evaluation import TextEvaluation
 from vlhmm.reports.model import BlockSample, TrainingSummary
+from vlhmm.reports.results import PLAIN, DistillationResults, RunResults
 from vlhmm.text.answers import BestPath, ExplainedState, Explanation, FilledGap, NamedState, NextTokens, Score
 
 
@@ -96,9 +98,29 @@ def as_values(value: Any) -> Any:
             return {"block": block, "num_words": num_words, **as_values(usage)}
         case BlockSample():
             words = as_values(value.state)["words"]
-            return {**_fields(value, without="state"), "state": value.state.state, "words": words}
+            return {**_fields(value, without=("state",)), "state": value.state.state, "words": words}
         case TrainingSummary(run=run):
-            return {**_fields(value, without="run"), **({} if run is None else _fields(run))}
+            return {**_fields(value, without=("run",)), **({} if run is None else _fields(run))}
+        case RunResults(figures=figures, learning_curve=curve):
+            values = _fields(value, without=("figures", "learning_curve"))
+            # An interrupted run has neither.
+            return values if figures is None else {**values, **_fields(figures), "learning_curve": curve}
+        case DistillationResults(run, plain):
+            return {**as_values(run), **({} if plain is None else {PLAIN: as_values(plain)})}
+        case PreparedCorpus(folder, corpus, seconds):
+            splits = splits_of(corpus)
+            return {
+                "folder": str(folder),
+                "hash": corpus.hash,
+                "tokenizer_hash": corpus.tokenizer.hash,
+                "vocab_size": corpus.tokenizer.vocab_size,
+                "tokens": {name: len(tokens) for name, tokens in splits.items()},
+                "documents": {name: tokens.num_documents for name, tokens in splits.items()},
+                "seconds": seconds,
+            }
+        case ClusteredWords():
+            num_blocks = value.blocks.num_blocks
+            return {"file": str(value.file), "num_blocks": num_blocks, **_fields(value, without=("file", "blocks"))}
         case Path():
             return str(value)
         case Mapping():
@@ -112,9 +134,9 @@ def as_values(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _fields(record: Any, without: str | None = None) -> dict[str, Any]:
+def _fields(record: Any, without: Sequence[str] = ()) -> dict[str, Any]:
     names = (field.name for field in fields(record))
-    return {name: as_values(getattr(record, name)) for name in names if name != without}
+    return {name: as_values(getattr(record, name)) for name in names if name not in without}
 
 
 def _pairs(name: str, pairs: Sequence[tuple[Any, float]]) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ def read_source(
     """
     folder = Path(folder)
     plan = read_plan(folder)
-    notes = []
+    notes: list[str] = []
     if source is None:
         if plan is None:
             raise ValueError(f"{folder} does not say what it was trained on: name a corpus or a text file")
