@@ -1,11 +1,12 @@
 # make demo: train on the built-in corpus and look at the result.  make test: run the tests.  make docs: build the site.
+# make soak, fuzz, kill: the long tests.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 DOCS_INSTALLED := .venv/.installed-docs
 
-.PHONY: demo install test check format docs tables clean
+.PHONY: demo install test soak fuzz kill check format docs tables clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
@@ -14,6 +15,20 @@ install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# Every query of 10,000 small HMMs against enumeration: about ten minutes on one core.
+soak: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.soak --cases 10000 --seed 0
+
+# Kills commands and lets their writes fail, a few hundred times: minutes.
+kill: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.kill --kills 100 --seed 0
+
+# Damaged files of every kind. For more of it: make fuzz CASES=10000 SEED=1 TARGETS="models parquet"
+CASES ?= 1000
+SEED ?= 0
+fuzz: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.fuzz $(TARGETS) --cases $(CASES) --seed $(SEED)
 
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check vlhmm tests bench experiments docs

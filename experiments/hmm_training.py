@@ -20,6 +20,7 @@ from experiments.texts import with_training_text
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus
 from vlhmm.data.atomic import atomic_write
+from vlhmm.data.json_file import read_json_object
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer
 from vlhmm.models import Model
@@ -154,7 +155,9 @@ def read_timing(folder: Path) -> dict[str, float]:
     path = folder / TIMING
     if not (path.exists() and (folder / STATE).exists()):
         return {}
-    values: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+    values = read_json_object(path)
+    if not all(isinstance(value, int | float) for value in values.values()):
+        raise ValueError(f"{path} holds other things than seconds: it was edited; delete it")
     return values
 
 

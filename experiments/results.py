@@ -13,6 +13,7 @@ from typing import Any, Literal
 from experiments.row_settings import as_values, default_values, kind_of
 from experiments.table_file import Row, TableFile
 from vlhmm.data.atomic import atomic_write
+from vlhmm.data.json_file import parse_json
 
 SCHEMA = 1
 SHORT_HASH = 8
@@ -165,7 +166,7 @@ def read_result(path: Path) -> Result:
     """What `write_result` wrote; a file that is half-written, foreign or edited is refused."""
     remedy = "move it away, or run the row again with --force"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_bytes(), "it")
     except ValueError as error:
         raise ResultError(f"{path} is half-written or no result ({error}): {remedy}") from error
     if not isinstance(values, dict) or "schema" not in values:

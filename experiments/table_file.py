@@ -154,7 +154,7 @@ def read_table(path: Path) -> TableFile:
     """Reads and checks the whole file, every row's settings included."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     try:
         return _table(path, values)

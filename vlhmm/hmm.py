@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vlhmm.arguments import as_device, check_count, check_generator, check_number, is_integer
 from vlhmm.inference import fit, predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
 from vlhmm.inference.gather import Batch
@@ -182,7 +183,7 @@ class HMM:
             HMM(2 states, 3 words, torch.float64, cpu)
         """
         check_dtype(dtype)
-        return HMM(self.tables.to(device, dtype), graphs=self._graphs)
+        return HMM(self.tables.to(as_device(device), dtype), graphs=self._graphs)
 
     def log_prob(
         self,
@@ -389,7 +390,7 @@ class HMM:
             >>> paths.log_prob
             tensor([[-4.1917, -4.6336]])
         """
-        if not 1 <= k <= MOST_PATHS:
+        if not is_integer(k) or not 1 <= k <= MOST_PATHS:
             raise ValueError(f"k is {k}, but it must be between 1 and {MOST_PATHS} paths")
         replays = self._replays_for(belief, window) if k == 1 else None
         if replays is not None and (found := replays.best_path(tokens, lengths)) is not None:
@@ -463,8 +464,8 @@ class HMM:
             >>> filled.samples.shape  # 5 whole texts
             torch.Size([1, 5, 3])
         """
-        if num < 0:
-            raise ValueError(f"num is {num}, but the number of samples must be 0 or more")
+        check_count("num", num, at_least=0)
+        check_generator(generator, self.tables.device)
         batch, gaps = as_missing(tokens, missing, lengths, self.tables)
         check_belief(belief, batch, self.tables)
         return infill(self.tables, batch, gaps, num, belief, self._allowed(exclude), generator)
@@ -541,9 +542,9 @@ class HMM:
             >>> drawn.states
             tensor([[0, 1, 2, 0, 1]])
         """
-        for name, value in (("num", num), ("length", length)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but at least 1 is needed")
+        check_count("num", num)
+        check_count("length", length)
+        check_generator(generator, self.tables.device)
         return sampling.sample(self.tables, num, length, generator)
 
     def sample_posterior(
@@ -576,8 +577,8 @@ class HMM:
             >>> hmm.sample_posterior([[0, 1, 2, 2]], num=3, generator=torch.Generator().manual_seed(0)).shape
             torch.Size([1, 3, 4])
         """
-        if num < 1:
-            raise ValueError(f"num is {num}, but at least 1 path must be drawn")
+        check_count("num", num)
+        check_generator(generator, self.tables.device)
         batch = self._batch(tokens, lengths, None, window)
         return sampling.sample_posterior(self.tables, batch, num, generator, window)
 
@@ -622,13 +623,15 @@ class HMM:
             True
         """
         data = as_sequences(sequences, lengths, self.tables)
-        if iterations < 1:
-            raise ValueError(f"iterations is {iterations}, but at least 1 is needed")
+        check_count("iterations", iterations)
+        check_number("tolerance", tolerance)
+        check_generator(generator, torch.device("cpu"))
+        if learning_rate is not None:
+            check_number("learning_rate", learning_rate)
         if method == "em" and batch_size is None:
             steps = fit.em_steps(self.tables, data)
         elif method == "em":
-            if batch_size is not None and batch_size < 1:
-                raise ValueError(f"batch_size is {batch_size}, but a mini-batch needs at least 1 sequence")
+            check_count("batch_size", batch_size)
             rate = 0.1 if learning_rate is None else learning_rate
             if not 0 < rate <= 1:
                 raise ValueError(f"learning_rate is {rate}, but mini-batch Baum-Welch needs one in (0, 1]")
@@ -669,8 +672,8 @@ class HMM:
     def _allowed(self, exclude: Sequence[int]) -> Bool[Tensor, " X"]:
         allowed = torch.ones(self.num_words, dtype=torch.bool)
         for token in exclude:
-            if not 0 <= token < self.num_words:
-                raise ValueError(f"exclude has {token}, but ids must be between 0 and {self.num_words - 1}")
+            if not is_integer(token) or not 0 <= token < self.num_words:
+                raise ValueError(f"exclude has {token!r}, but ids must be between 0 and {self.num_words - 1}")
             allowed[token] = False
         return allowed.to(self.tables.device)
 

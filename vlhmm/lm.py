@@ -12,15 +12,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.arguments import as_device, check_count, check_generator, check_text, is_integer
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
 from vlhmm.control.generate import Choice
+from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
-from vlhmm.inference.sampling import StateWords, draw
+from vlhmm.inference.sampling import StateWords, require_drawn
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
 from vlhmm.tables import Belief
@@ -29,7 +31,7 @@ from vlhmm.text.explain import explain
 from vlhmm.text.infilling import infill_text
 from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
 from vlhmm.text.stream import TextStream
-from vlhmm.training.checkpoint import load_model, save_model
+from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 
 
 class LanguageModel:
@@ -68,12 +70,18 @@ class LanguageModel:
         self.model = model
         self.tokenizer = tokenizer
         self.about = dict(about or {})
+        self._folder: Path | None = None
 
     @cached_property
     def hmm(self) -> HMM:
         """The HMM of the model, computed once; after further training make a new LanguageModel."""
-        with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
-            return HMM(self.model.tables().detach())
+        try:
+            with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
+                return HMM(self.model.tables().detach())
+        except ValueError as error:
+            if self._folder is None:
+                raise
+            raise FolderError(f"{self._folder / MODEL} holds no HMM: {error}") from None
 
     @cached_property
     def _state_words(self) -> StateWords:
@@ -183,8 +191,7 @@ class LanguageModel:
             >>> [(token, round(prob, 1)) for token, prob in lm.next_tokens("the cat sees a", top=2)]
             [('bird', 0.6), ('fish', 0.4)]
         """
-        if top < 1:
-            raise ValueError(f"top is {top}, but at least 1 token is needed")
+        check_count("top", top)
         probs = self.hmm.next_token_probs(self._belief_after(text))[0]
         best = probs.topk(min(top, probs.shape[0]))
         return [
@@ -216,6 +223,7 @@ class LanguageModel:
             a ['a']
             bird ['bird', 'fish']
         """
+        check_count("top", top)
         ids = self._encode(text)
         posterior = self.hmm.posterior(ids, belief=self._opening)
         probs = posterior.probs[0]
@@ -293,9 +301,8 @@ class LanguageModel:
             >>> [(token.token, round(token.surprisal, 1)) for token in explanation.tokens]
             [('the', 0.0), ('cat', 0.4), ('sees', 0.4), ('a', 0.0), ('bird', 0.5)]
         """
-        for name, value in (("top", top), ("neighbours", neighbours)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but at least 1 state is needed")
+        check_count("top", top)
+        check_count("neighbours", neighbours)
         ids = self._encode(text)
         return explain(self.hmm, ids, self._opening, top, neighbours, self.tokenizer.token, self.name_state)
 
@@ -357,9 +364,16 @@ class LanguageModel:
             >>> [token for token, prob in filled.gaps[0].tokens[0][:2]]
             ['cat', 'dog']
         """
-        for name, value, least in (("num", num, 0), ("top", top, 1)):
-            if value < least:
-                raise ValueError(f"{name} is {value}, but must be at least {least}")
+        check_text("text", text)
+        check_count("num", num, at_least=0)
+        check_count("top", top)
+        check_generator(generator, self.hmm.tables.device)
+        if not isinstance(gap, Sequence) or len(gap) != 2:
+            raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
+        for number in gap:
+            check_count("a bound of gap", number)
+        if isinstance(exclude, str):
+            raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
         if None in left_out:
             raise ValueError(
@@ -391,7 +405,8 @@ class LanguageModel:
             >>> [word for word, prob in lm.name_state(state, top=2).words]
             ['sees', 'hears']
         """
-        if not 0 <= state < self.hmm.num_states:
+        check_count("top", top)
+        if not is_integer(state) or not 0 <= state < self.hmm.num_states:
             raise ValueError(f"state is {state}, but must be between 0 and {self.hmm.num_states - 1}")
         words, log_probs = self._state_words.of(torch.tensor([state], device=self.hmm.tables.device))
         best = log_probs[0].topk(min(top, log_probs.shape[1]))
@@ -411,6 +426,7 @@ class LanguageModel:
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
         generator: torch.Generator | None = None,
+        time_limit: float | None = TIME_LIMIT,
     ) -> list[str]:
         """Draw continuations of `prompt`, each up to EOS or `max_tokens` new tokens.
 
@@ -426,6 +442,7 @@ class LanguageModel:
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
             generator: Random numbers; None: the global generator of PyTorch.
+            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
             The texts, prompt included.
@@ -443,33 +460,62 @@ class LanguageModel:
             >>> all("garden" in text for text in texts)
             True
         """
-        for name, value in (("max_tokens", max_tokens), ("num", num)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but must be at least 1")
+        check_text("prompt", prompt)
+        check_count("max_tokens", max_tokens)
+        check_count("num", num)
+        check_generator(generator, self.hmm.tables.device)
         choice = Choice(temperature, top_k, top_p)
         belief = self._possible_belief_after(prompt)
         if constraint is None:
             drawn = self._sample(num, max_tokens, belief, choice, generator)
         else:
-            drawn = self._controlled.sample(constraint, num, max_tokens, belief, choice, generator)
+            drawn = self._controlled.sample(
+                constraint, num, max_tokens, belief, choice, generator, time_limit=time_limit
+            )
         return [self._continued(prompt, row) for row in drawn]
 
     def _sample(
         self, num: int, max_tokens: int, belief: Belief | None, choice: Choice, generator: torch.Generator | None
     ) -> list[list[int]]:
+        tables, eos = self.hmm.tables, self.tokenizer.eos_id
+        # Copies of the probabilities of all words, which top_p sorts; the belief; the transition tiles of one step, at most
+        # one a text; the tokens in a list.
+        words = (6 if choice.top_p is None else 12) * tables.num_words
+        support = tables.support
+        states = 6 * (support.num_states + support.states_per_word)
+        size = tables.log_emission.element_size()
+        per_text = (words + states) * size + 16 * max_tokens
+        tiles = 0 if support.num_groups == 1 else min(num, support.num_groups**2)
+        what = f"{num:,} texts of up to {max_tokens:,} tokens over {tables.num_words:,} words"
+        require_drawn(num, per_text, what, tables.device, fixed=3 * tiles * support.states_per_word**2 * size)
         if belief is not None:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
-        drawn: list[Int[Tensor, " N"]] = []
-        for _ in range(max_tokens):
-            log_probs = self.hmm.next_token_probs(belief).expand(num, -1).log()
-            token = draw(choice.log_weights(log_probs), generator)
-            drawn.append(token)
+        texts: list[list[int]] = [[] for _ in range(num)]
+        going = torch.arange(num, device=tables.device)
+        for left in range(max_tokens, 0, -1):
+            log_probs = self.hmm.next_token_probs(belief).expand(len(going), -1).log()
+            # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
+            noise = log_probs.new_empty(num, tables.num_words).exponential_(generator=generator)
+            token = (choice.log_weights(log_probs) - noise[going].log()).argmax(-1)
+            drawn: list[int] = token.tolist()
+            for row, one in zip(going.tolist(), drawn, strict=True):
+                texts[row].append(one)
+            goes_on = [place for place, one in enumerate(drawn) if one != eos]
+            if not goes_on or left == 1:
+                break
+            if len(goes_on) < len(drawn):
+                going, token = going[goes_on], token[goes_on]
+                belief = None if belief is None else belief.of(goes_on)
             belief = self.hmm.filter(token[:, None], belief=belief).belief
-        rows: list[list[int]] = torch.stack(drawn, 1).tolist()
-        return rows
+        return texts
 
     def best_text(
-        self, prompt: str = "", *, max_tokens: int = 50, constraint: Constraint | Automaton | None = None
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 50,
+        constraint: Constraint | Automaton | None = None,
+        time_limit: float | None = TIME_LIMIT,
     ) -> BestText:
         """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
 
@@ -477,6 +523,7 @@ class LanguageModel:
             prompt: Where the text begins.
             max_tokens: New tokens, at most; a text ends at EOS or there.
             constraint: What the new tokens must satisfy; None: nothing.
+            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
             The text, prompt included, and its log p(x, z).
@@ -491,13 +538,20 @@ class LanguageModel:
             >>> lm.best_text("the dog", max_tokens=10, constraint=vlhmm.contains("garden")).text
             'the dog sees a bird in the garden'
         """
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
-        best = self._controlled.best(constraint, max_tokens, self._possible_belief_after(prompt))
+        check_text("prompt", prompt)
+        check_count("max_tokens", max_tokens)
+        belief = self._possible_belief_after(prompt)
+        best = self._controlled.best(constraint, max_tokens, belief, time_limit=time_limit)
         return BestText(self._continued(prompt, best.tokens), best.log_prob)
 
     def constraint_probability(
-        self, prefix: str, constraint: Constraint | Automaton, length: int, *, until_eos: bool = False
+        self,
+        prefix: str,
+        constraint: Constraint | Automaton,
+        length: int,
+        *,
+        until_eos: bool = False,
+        time_limit: float | None = TIME_LIMIT,
     ) -> float:
         """Compute P(the next `length` tokens after `prefix` satisfy the constraint).
 
@@ -507,6 +561,7 @@ class LanguageModel:
             length: Number of tokens.
             until_eos: Compute P(EOS comes within `length` tokens, and the tokens before it satisfy the constraint) instead. Without
                 it EOS is none of the tokens.
+            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
             The probability.
@@ -520,8 +575,10 @@ class LanguageModel:
             >>> round(lm.constraint_probability("the cat sees", vlhmm.contains("fish"), length=2), 1)
             0.4
         """
+        check_text("prefix", prefix)
+        check_count("length", length)
         belief = self._possible_belief_after(prefix)
-        return self._controlled.probability(constraint, length, belief, until_eos=until_eos)
+        return self._controlled.probability(constraint, length, belief, until_eos=until_eos, time_limit=time_limit)
 
     @cached_property
     def _controlled(self) -> ControlledHMM:
@@ -557,6 +614,7 @@ class LanguageModel:
         return self.hmm.filter([[eos]]).belief
 
     def _belief_after(self, text: str) -> Belief | None:
+        check_text("text", text)
         if not text:
             return self._opening
         return self.hmm.filter(self._encode(text), belief=self._opening).belief
@@ -570,12 +628,13 @@ class LanguageModel:
         return torch.tensor([ids])
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageModel:
+def load(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> LanguageModel:
     """Load the language model that `LanguageModel.save` or a training run wrote.
 
     Args:
         folder: The folder.
         device: Where the model is placed.
+        verify: Compare the files with their checksums; None: unless the environment variable `VLHMM_VERIFY` is 0.
 
     Returns:
         The language model.
@@ -588,5 +647,7 @@ def load(folder: str | Path, device: torch.device | str = "cpu") -> LanguageMode
         >>> lm.tokenizer.vocab_size, lm.hmm.num_states
         (12, 48)
     """
-    saved = load_model(folder, device)
-    return LanguageModel(saved.model, saved.tokenizer, saved.config["about"])
+    saved = load_model(folder, as_device(device) or "cpu", verify=verify)
+    lm = LanguageModel(saved.model, saved.tokenizer, saved.config["about"])
+    lm._folder = Path(folder)
+    return lm

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux tells the limits of a container."""
+
 
 def available_bytes(device: torch.device) -> int:
     """What a new allocation on `device` can hope for."""
@@ -15,10 +18,20 @@ def available_bytes(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     limits = [_system_available()]
     # A container's limit is often below the machine's memory.
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
     if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
-        limits.append(int(text) - int(used.read_text()))
+        limits.append(int(text) - int(used.read_text()) + _reclaimable())
     return max(0, min(limits))
+
+
+def _reclaimable() -> int:
+    """Cached files count as used, but give way: a model that was just written must not be refused on account of itself."""
+    stat = CGROUP / "memory.stat"
+    if stat.exists():
+        for line in stat.read_text().splitlines():
+            if line.startswith("inactive_file "):
+                return int(line.split()[1])
+    return 0
 
 
 def _system_available() -> int:

@@ -37,7 +37,11 @@ def requires_grad(record: Any) -> bool:
     )
 
 
+def named_values(record: Any) -> dict[str, Any]:
+    """What the fields of a record hold, by their names."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
 def named_tensors(record: Any) -> dict[str, Tensor]:
-    """The tensors of a record by the names of their fields."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    """The tensors among them."""
+    return {name: value for name, value in named_values(record).items() if isinstance(value, Tensor)}

@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.arguments import check_count
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.predict import next_token_probs
 from vlhmm.inference.score import score
+from vlhmm.memory import require_memory
 from vlhmm.tables import Belief, Tables
 from vlhmm.validate import as_batch, as_integers, check_belief
 
@@ -60,17 +62,22 @@ class Stream:
     """
 
     def __init__(self, tables: Tables, num: int = 1, belief: Belief | None = None) -> None:
-        if num < 1:
-            raise ValueError(f"num is {num}, but at least 1 stream is needed")
+        check_count("num", num)
+        check_belief(belief, None, tables)
         if belief is not None and belief.token.shape[0] == 1:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
         if belief is not None and belief.token.shape[0] != num:
             raise ValueError(
                 f"the belief speaks of {belief.token.shape[0]} sequences, but {num} streams need 1 or {num}"
             )
-        check_belief(belief, None, tables)
         self._tables = tables
         states = tables.support.states_per_word
+        require_memory(
+            num * (states * tables.log_emission.element_size() + 24),
+            f"{num:,} streams with beliefs over {states:,} states",
+            "feed fewer side by side",
+            tables.device,
+        )
         # A stream that has not begun has no belief; its row is then never read.
         self._begun = torch.full((num,), belief is not None, device=tables.device)
         self._belief = belief or Belief(
@@ -188,8 +195,7 @@ class Stream:
             >>> stream.next_tokens(top=2).tokens
             tensor([[2, 1]])
         """
-        if top < 1:
-            raise ValueError(f"top is {top}, but at least 1 token is needed")
+        check_count("top", top)
         impossible = self._log_prob.isinf()
         if bool(impossible.any()):
             raise ImpossibleTextError(

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlhmm.arguments import as_device, as_tensor, check_count, check_tensor, is_integer
 from vlhmm.inference.gather import Batch
-from vlhmm.records import named_tensors
+from vlhmm.precision import Precision
+from vlhmm.records import named_tensors, named_values
 from vlhmm.support import Support
 from vlhmm.tables import Belief, Tables
 
 
 def as_integers(values: Any, name: str, device: torch.device | None = None) -> Int[Tensor, ...]:
     """`values` as int64 on `device` (None: where they are); floats and ragged lists are refused."""
-    if not isinstance(values, Tensor):
-        try:
-            values = torch.from_numpy(np.array(values))
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{name} cannot be read as one array of integers ({error}): pad rows to one length and give lengths="
-            ) from None
+    values = as_tensor(name, values, "one array of integers")
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"{name} has dtype {values.dtype}, but token ids are integers: convert it, e.g. to int64")
     integers: Tensor = values.to(device=device, dtype=torch.int64)
@@ -73,7 +68,7 @@ def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
 
 def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple[Batch, Bool[Tensor, "B T"]]:
     """Checked tokens and the mask of those that are missing, at least one in each sequence; missing ids are never read."""
-    mask = missing if isinstance(missing, Tensor) else torch.from_numpy(np.array(missing))
+    mask = as_tensor("missing", missing, "one mask of True and False")
     ids = as_integers(tokens, "tokens", tables.device)
     if mask.dtype != torch.bool or mask.shape != ids.shape:
         raise ValueError(
@@ -121,6 +116,26 @@ def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> 
     """A belief of these tables, and of as many sequences as `batch` has."""
     if belief is None:
         return
+    if not isinstance(belief, Belief):
+        raise ValueError(
+            f"belief is a {type(belief).__name__}, but a Belief is needed: that of hmm.filter(...) is its .belief"
+        )
+    check_tensor("the belief's token", belief.token)
+    check_tensor("the belief's log_probs", belief.log_probs)
+    if belief.token.ndim != 1 or belief.token.dtype.is_floating_point or belief.token.dtype == torch.bool:
+        raise ValueError(
+            f"the belief's token is {belief.token.dtype} of shape {tuple(belief.token.shape)}, but one integer a sequence is needed"
+        )
+    for name, part in (("token", belief.token), ("log_probs", belief.log_probs)):
+        if part.device != tables.device:
+            raise ValueError(
+                f"the belief's {name} is on {part.device}, but the tables are on {tables.device}: move it there with .to()"
+            )
+    if belief.log_probs.dtype != tables.dtype:
+        raise ValueError(
+            f"the belief's log_probs are {belief.log_probs.dtype}, but the tables {tables.dtype}: "
+            "carry the belief of the same model, or convert it with .to()"
+        )
     size = belief.token.shape[0] if batch is None else batch.tokens.shape[0]
     expected = (size, tables.support.states_per_word)
     if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != size:
@@ -139,8 +154,8 @@ def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> 
 
 
 def check_window(window: int | None) -> None:
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}, but at least 1 position is needed, or None for a window that fits")
+    if window is not None:
+        check_count("window", window)
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
@@ -161,11 +176,9 @@ def check_distributions(
 ) -> Distributions:
     """Array-likes as float64 tensors whose rows are distributions; `dtype` becomes that of the tables."""
     check_dtype(dtype)
+    device = as_device(device)
     arrays = {"start": start, "transition": transition, "emission": emission}
-    given = {
-        name: values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
-        for name, values in arrays.items()
-    }
+    given = {name: as_tensor(name, values, "one array of probabilities") for name, values in arrays.items()}
     for (name, values), rank in zip(given.items(), (1, 2, 2), strict=True):
         if values.is_complex():
             raise ValueError(f"{name} has dtype {values.dtype}, but probabilities are real numbers")
@@ -184,7 +197,7 @@ def check_distributions(
         )
     if dtype is None:
         # Lists have no precision of their own.
-        typed = [given[name].dtype for name, values in arrays.items() if isinstance(values, Tensor | np.ndarray)]
+        typed = [given[name].dtype for name, values in arrays.items() if hasattr(values, "dtype")]
         dtype = torch.float64 if torch.float64 in typed else torch.float32
     # Checked, and later turned to logs, in float64: a probability too small for float32 has a log that is not.
     precise = {name: values.to(dtype=torch.float64, device=device) for name, values in given.items()}
@@ -212,8 +225,7 @@ def _check_totals(
     numbers: Int[Tensor, " N"] | None = None,
     float64_tolerance: float = 1e-4,
 ) -> None:
-    # Rounding of a row of many float32 numbers, not modelling errors. Tables in float64 may have been made from such.
-    tolerance = float64_tolerance if dtype == torch.float64 else 1e-3
+    tolerance = _tolerance(dtype, float64_tolerance)
     bad = ~((totals - 1).abs() <= tolerance)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
@@ -223,14 +235,32 @@ def _check_totals(
         )
 
 
+def _tolerance(dtype: torch.dtype, of_float64: float = 1e-4) -> float:
+    """Rounding of a row of many float32 numbers, not modelling errors. Tables in float64 may have been made from such."""
+    return of_float64 if dtype == torch.float64 else 1e-3
+
+
 SAMPLED_ROWS = 16
-"""A transition stored as factors is checked on so many of its rows: all of them would cost Z^2."""
+"""The sums of a transition stored as factors are checked on so many of its rows: all of them would cost Z^2."""
+ENTRIES_AT_ONCE = 1 << 24
+"""Entries of a transition that are made at once to be checked."""
 
 
 def check_tables(tables: Tables) -> None:
     """Shapes that fit together and rows that are distributions."""
-    _check_support(tables.support)
+    if not isinstance(tables, Tables):
+        raise ValueError(
+            f"tables is a {type(tables).__name__}, but Tables are needed: those of a model are model.tables().detach(), "
+            "and HMM.from_probabilities takes arrays"
+        )
     support = tables.support
+    for name, part in (("group_of_word", support.group_of_word), ("states_of_group", support.states_of_group)):
+        check_tensor(f"support.{name}", part)
+    for name, part in (("log_start", tables.log_start), ("log_emission", tables.log_emission)):
+        check_tensor(name, part)
+    for name, part in named_values(tables.transition).items():
+        check_tensor(f"transition.{name}", part)
+    check_support(support)
     if tuple(tables.log_emission.shape) != (support.num_words, support.states_per_word):
         raise ValueError(
             f"log_emission has shape {tuple(tables.log_emission.shape)}, but the support needs (words, states per word) = "
@@ -240,6 +270,11 @@ def check_tables(tables: Tables) -> None:
         raise ValueError(
             f"log_start has shape {tuple(tables.log_start.shape)}, but there are {tables.num_states} states"
         )
+    if tables.reset_token is not None and not is_integer(tables.reset_token):
+        raise ValueError(f"reset_token is {tables.reset_token!r}, but a token id is an integer, or None for no reset")
+    precision: Any = tables.precision
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision is {tables.precision!r}, but must be one of {', '.join(get_args(Precision))}")
     if tables.reset_token is not None and not 0 <= tables.reset_token < tables.num_words:
         raise ValueError(
             f"reset_token is {tables.reset_token}, but ids must be between 0 and {tables.num_words - 1}, or None for no reset"
@@ -266,7 +301,8 @@ def check_tables(tables: Tables) -> None:
         _check_transition(tables)
 
 
-def _check_support(support: Support) -> None:
+def check_support(support: Support) -> None:
+    """Groups and states within their numbers, and a partition where it says so."""
     groups, states = support.group_of_word, support.states_of_group
     if bool((groups < 0).any()) or bool((groups >= support.num_groups).any()):
         word = int(((groups < 0) | (groups >= support.num_groups)).nonzero()[0, 0])
@@ -278,8 +314,11 @@ def _check_support(support: Support) -> None:
         raise ValueError(
             f"group {group} has state {int(states[group, slot])}, but states are numbered from 0 to {support.num_states - 1}"
         )
-    every_state = torch.arange(support.num_states, device=states.device)
-    if support.partition and not torch.equal(states.reshape(-1), every_state):
+    # Counted before numbers are made to compare with: a wrong count may be of any size.
+    whole = states.numel() == support.num_states
+    if support.partition and not (
+        whole and torch.equal(states.reshape(-1), torch.arange(support.num_states, device=states.device))
+    ):
         raise ValueError(
             f"the support says it is a partition, but its groups do not hold the states 0 to {support.num_states - 1} "
             "once each and in order: say partition=False"
@@ -292,9 +331,36 @@ def _check_transition(tables: Tables) -> None:
     for name, log_probs in transition.distributions():
         _check_logs(name, log_probs)
         _check_totals(name, log_probs.logsumexp(1).double().exp(), tables.dtype)
+    for name, part in named_tensors(transition).items():
+        _check_logs(f"transition.{name}", part)
+    operands = transition.operands()
+    if operands is not None and operands.into is not None and not operands.per_block:
+        _check_logits(operands.out, operands.into)
     step = max(1, num_states // SAMPLED_ROWS)
     rows = torch.arange(0, num_states, step, device=tables.device)
     _check_totals("transition", transition.log_rows(rows).double().exp().sum(1), tables.dtype, rows)
+
+
+def _check_logits(out: Float[Tensor, "Z H"], into: Float[Tensor, "Y H"]) -> None:
+    """Every row's logits must be small enough that their rounding does not move the row's sum by the tolerance.
+
+    Normaliser and logits are rounded apart from each other, so that the sum of a row with large ones can be anything, and
+    another one in every product. |out . in| is at most the product of the norms: few rows, if any, have to be made.
+    """
+    largest = _tolerance(out.dtype) / torch.finfo(out.dtype).eps
+    # -inf is the barrier before states that cannot be entered. Norms of large numbers overflow float32.
+    longest = into.double().masked_fill(into == -torch.inf, 0.0).norm(dim=1).max()
+    rows = (~(out.double().norm(dim=1) * longest <= largest)).nonzero().flatten()
+    for some in rows.split(max(1, ENTRIES_AT_ONCE // into.shape[0])):
+        logits = out[some] @ into.T
+        reach = logits.masked_fill(logits == -torch.inf, 0.0).abs().amax(1)
+        bad = ~(reach <= largest)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            raise ValueError(
+                f"transition: row {int(some[row])} has logits up to {float(reach[row]):.3g}, but {out.dtype} holds the "
+                f"probabilities of logits up to {largest:.3g} alone: make out or into smaller"
+            )
 
 
 def _check_logs(name: str, log_probs: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Whatever is wrong: one line that says so, and a status."""
 
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,22 @@ def test_a_missing_folder_is_named(run: Run, tmp_path: Path) -> None:
     answer = run("score", tmp_path / "nowhere", "text")
     assert answer.status == 2
     assert "nowhere" in answer.error
+
+
+def test_a_model_without_checksums_is_told_of_in_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(__file__).parents[1] / "first_edition" / "neural"
+    with warnings.catch_warnings():
+        # As in a program: test runs make errors of warnings.
+        warnings.resetwarnings()
+        shown = run("score", folder, "the cat", "--json")
+        assert shown.status == 0
+        assert shown.json["tokens"]
+        (notice,) = shown.err.splitlines()
+        assert notice.startswith(f"warning: {folder / 'model.safetensors'} has no checksum")
+        monkeypatch.setenv("VLHMM_VERIFY", "0")
+        assert run("score", folder, "the cat", "--json").err == ""
 
 
 def test_a_truncated_model_is_refused(run: Run, model_dir: Path, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def test_batches_give_the_ids_of_single_lines(
     # Small enough for the cache to be thrown away now and then, and for words to be encoded in several texts.
     monkeypatch.setattr(encode, "_MAX_CACHED_UNITS", 20)
     monkeypatch.setattr(encode, "_WORDS_A_TEXT", 3)
+    # Small enough for lines to be cut, where they may be.
+    monkeypatch.setattr(encode, "_PART_CHARS", 4)
     encoder = LineEncoder(tokenizer, eos)
 
     @given(LINES)
@@ -54,6 +56,17 @@ def test_batches_give_the_ids_of_single_lines(
         assert encoded.bytes == sum(len(text.encode()) + 1 for text in texts)
 
     check()
+
+
+def test_a_line_that_cannot_be_cut_and_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_PART_CHARS", 4)
+    monkeypatch.setattr(encode, "MAX_UNCUT_CHARS", 10)
+    whole, words = Tokenizer.from_backend(byte_level()), word_tokenizer(["a"])
+    assert len(LineEncoder(whole, "none").encode(["a a a a aa"]).ids) == 10
+    assert len(LineEncoder(words, "none").encode(["a a a a aa aa aa aa"]).ids) == 8
+    for tokenizer, line in ((whole, "a a a a aaa"), (words, "a a a a\x1caaa")):
+        with pytest.raises(ValueError, match=r"a line of 11 characters.* for 10 at most"):
+            LineEncoder(tokenizer, "none").encode([line])
 
 
 def test_an_eos_rule_needs_an_eos() -> None:

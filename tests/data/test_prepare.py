@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from test_tokenizer import byte_level
 
-from vlhmm.data import EosRule, Tokenizer, load_corpus, prepare, prepare_steps, sources, word_tokenizer
+from vlhmm.data import EosRule, Tokenizer, Tokens, load_corpus, prepare, prepare_steps, sources, word_tokenizer
 from vlhmm.data.corpus import MANIFEST
+from vlhmm.data.prepare import write_manifest
 
 
 @pytest.fixture
@@ -122,6 +123,58 @@ def test_a_manifest_that_was_changed_is_refused(
     manifest.write_text(manifest.read_text().replace(before, after, 1))
     with pytest.raises(ValueError, match=message):
         load_corpus(tmp_path / "out")
+
+
+def test_any_change_of_a_prepared_folder_is_found_before_it_is_used(text: Path, tmp_path: Path) -> None:
+    """But for bytes that say nothing: padding, and white space."""
+    good = prepare(text, None, tmp_path / "out")
+    for path in sorted((tmp_path / "out").iterdir()):
+        content = path.read_bytes()
+        used = [position for position in range(len(content)) if content[position] not in b"\0 \n"]
+        for position in used[::29]:
+            changed = bytearray(content)
+            changed[position] ^= 1
+            path.write_bytes(changed)
+            with pytest.raises(ValueError, match="out"):
+                load_corpus(tmp_path / "out")
+        path.write_bytes(content)
+    assert load_corpus(tmp_path / "out").hash == good.hash
+
+
+def test_damage_in_a_text_passes_only_when_nobody_looks(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(text, None, tmp_path / "out")
+    path = tmp_path / "out" / "test.tokens"
+    content = bytearray(path.read_bytes())
+    content[4096] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"test\.tokens is damaged: its SHA-256"):
+        load_corpus(tmp_path / "out")
+    load_corpus(tmp_path / "out", verify=False)
+    monkeypatch.setenv("VLHMM_VERIFY", "0")
+    load_corpus(tmp_path / "out")
+
+
+def test_a_prepared_folder_of_the_first_edition_loads() -> None:
+    corpus = load_corpus(Path(__file__).parents[1] / "first_edition" / "corpus")
+    assert corpus.hash == "30149f3a5df9bda08040ff7a40a96d174085b7b2adc21e78cd0f925ea0739cc7"
+    assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (132, 6, 6)
+
+
+def test_a_text_of_more_tokens_than_its_tokenizer_has_is_refused(text: Path, tmp_path: Path) -> None:
+    corpus = prepare(text, None, tmp_path / "out")
+    size, name = corpus.tokenizer.vocab_size, corpus.tokenizer.hash
+    ids = np.array([0, size + 3], np.uint16)
+    Tokens(ids, np.array([0, 2])).save(tmp_path / "out" / "test.tokens", vocab_size=size + 4, tokenizer_hash=name)
+    with pytest.raises(
+        ValueError, match=r"test\.tokens is damaged: its header is not the one that corpus\.json records"
+    ):
+        load_corpus(tmp_path / "out", verify=False)
+    # By a program that writes manifests too.
+    write_manifest(tmp_path / "out", "out", corpus.tokenizer, "line")
+    with pytest.raises(ValueError, match=rf"test\.tokens is damaged: it is of {size + 4} tokens"):
+        load_corpus(tmp_path / "out", verify=False)
 
 
 SLOW_PREPARE = """

@@ -1,6 +1,8 @@
 import gzip
 import json
 import lzma
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,13 @@ from vlhmm.data.sources import files_by_split, read_batches, read_raw_lines, tex
 from vlhmm.data.splits import GROUP, find_text, split_of
 
 DOCUMENTS = [["a first line", "a second"], ["é 中"], ["the end"]]
+
+
+# 1.5 GiB of dictionary, for a file of some hundred bytes.
+NEEDS_A_GIGABYTE = lzma.compress(
+    b"abc\n",
+    filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 3 << 29, "mf": lzma.MF_HC3, "mode": lzma.MODE_FAST}],
+)
 
 
 def stream(path: Path) -> list[str | None]:
@@ -67,10 +76,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 
 
 def test_a_line_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_LINE_CHARS", 100)
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr(sources, "BATCH_CHARS", 40)
     (tmp_path / "x.txt").write_text("a\n" + "b" * 300)
-    with pytest.raises(ValueError, match="more than 100 characters"):
+    with pytest.raises(ValueError, match="100 bytes in memory"):
         stream(tmp_path / "x.txt")
 
 
@@ -91,6 +100,12 @@ def test_a_line_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pyte
         ("x.jsonl", b'{"text": "a"}\n["b"]', "line 2"),
         ("x.jsonl", b'{"text": 7}', "line 1"),
         ("x.jsonl", b"plain", "line 1 is no JSON"),
+        ("x.jsonl", b'{"text": "a"}\n' + b'{"text": ' + b"[" * 100_000, "line 2 is JSON nested too deeply"),
+        ("x.jsonl", b'{"n": ' + b"1" * 5000 + b', "text": "a"}', "line 1 is no JSON"),
+        ("x.jsonl", b'{"text": "a \\ud83d b"}', r"line 1 has half a character, \\ud83d, at character 2"),
+        ("x.jsonl", b'{"text": "\\ude00\\ud83d"}', r"line 1 has half a character, \\ude00, at character 0"),
+        ("x.jsonl", json.dumps({f"key {i}": 0 for i in range(99)}).encode(), "key 7 and 91 more"),
+        ("x.txt.xz", NEEDS_A_GIGABYTE, "emory"),
         ("x.parquet", b"no parquet", "no parquet file"),
     ],
 )
@@ -105,6 +120,103 @@ def test_a_parquet_file_without_text_names_its_columns(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"body": ["a"], "url": ["b"]}), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match="its columns: body, url"):
         stream(tmp_path / "x.parquet")
+
+
+def test_a_pair_of_escapes_is_one_character(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "a \\ud83d\\ude00 \\u00e9"}')
+    assert stream(tmp_path / "x.jsonl") == ["a \U0001f600 é", None]
+
+
+TEXT_COLUMNS = {
+    "string": pyarrow.array(["a", None, "b"]),
+    "large": pyarrow.array(["a", None, "b"], pyarrow.large_string()),
+    "dictionary": pyarrow.array(["a", None, "b"]).dictionary_encode(),
+}
+OTHER_COLUMNS = {
+    "int64": pyarrow.array([1, 2]),
+    "binary": pyarrow.array([b"a", b"\xff"]),
+    "list": pyarrow.array([["a"], ["b"]]),
+    "struct": pyarrow.array([{"a": "b"}]),
+    "bool": pyarrow.array([True]),
+    "null": pyarrow.array([None, None]),
+}
+
+
+@pytest.mark.parametrize("column", TEXT_COLUMNS.values(), ids=TEXT_COLUMNS)
+def test_every_column_of_strings_is_text(tmp_path: Path, column: pyarrow.Array) -> None:
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "x.parquet")
+    assert stream(tmp_path / "x.parquet") == ["a", None, "b", None]
+
+
+@pytest.mark.parametrize(("kind", "column"), OTHER_COLUMNS.items())
+def test_a_column_of_other_things_is_refused_by_its_type(tmp_path: Path, kind: str, column: pyarrow.Array) -> None:
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=rf"x\.parquet has text of type {kind}"):
+        stream(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd"])
+def test_damaged_pages_are_told_of_in_one_line(tmp_path: Path, compression: str) -> None:
+    """Pages with checksums: every damage inside one is found, whatever the compression would have noticed."""
+    path = tmp_path / "x.parquet"
+    texts = [f"line {number} of a text that is long enough" for number in range(600)]
+    table = pyarrow.table({"text": texts})
+    parquet.write_table(table, path, compression=compression, use_dictionary=False, write_page_checksum=True)
+    content, column = path.read_bytes(), parquet.read_metadata(path).row_group(0).column(0)
+    begin, size = column.data_page_offset, column.total_compressed_size
+    good, refused = stream(path), 0
+    for position in range(begin, begin + size, max(1, size // 40)):
+        changed = bytearray(content)
+        changed[position] ^= 255
+        path.write_bytes(changed)
+        try:
+            # The header of a page has no checksum, and parts that nobody reads.
+            assert stream(path) == good
+        except ValueError as error:
+            refused += str(path) in str(error) and len(str(error).splitlines()) == 1
+    assert refused >= 30
+
+
+def test_a_record_too_long_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 100)
+    path = tmp_path / "x.jsonl"
+    for text, fits in (
+        ("a" * 80, True),
+        ("é" * 20, True),
+        ("中" * 20, True),
+        ("a" * 80 + "中", False),
+        ("😀" * 20, False),
+    ):
+        path.write_text(json.dumps({"text": text}))
+        if fits:
+            assert stream(path) == [text, None]
+        else:
+            with pytest.raises(ValueError, match=r"line 1 has a text of up to .* the limit is 100"):
+                stream(path)
+
+
+PREPARE_AND_TELL_MEMORY = """
+import resource, sys
+from vlhmm.data import prepare
+prepare(sys.argv[1], None, sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("between", [" ", "\\n"], ids=["one line", "lines"])
+def test_a_record_of_60_megabytes_is_prepared_in_half_a_gigabyte(tmp_path: Path, between: str) -> None:
+    sentence = "the cat sees the dog in the garden " * 7
+    with (tmp_path / "x.jsonl").open("w") as file:
+        file.write('{"text": "the cat"}\n' * GROUP + '{"text": "')
+        for _ in range(60_000_000 // len(sentence)):
+            file.write(sentence[:-1] + between)
+        file.write('"}\n')
+    command = [sys.executable, "-c", PREPARE_AND_TELL_MEMORY, str(tmp_path / "x.jsonl"), str(tmp_path / "out")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    # Of that 230 MiB are torch's.
+    assert int(done.stdout) < 512 << 10
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 import copy
 import json
+import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from vlhmm.data import Tokenizer, load_tokenizer, word_tokenizer
+from vlhmm.data.backend_errors import backend_errors
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1, max_size=5)
 
@@ -143,3 +146,87 @@ def test_words_with_white_space_and_empty_vocabularies_are_refused() -> None:
         word_tokenizer(["a b"])
     with pytest.raises(ValueError, match="0 given"):
         word_tokenizer([])
+
+
+def changed(**changes: object) -> str:
+    return json.dumps({**json.loads(word_tokenizer(["the", "cat"]).definition), **changes})
+
+
+def bpe(**changes: object) -> dict[str, object]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "vocab": {"a": 0, "é": 1, "aé": 2},
+        "merges": [],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"model": ' + b"1" * 5000 + b"}", "not JSON"),
+        (b'{"model": {"type": "BPE"}}', "no tokenizer.json"),
+        # Each of these makes the backend panic or abort.
+        (changed(normalizer={"type": "Precompiled", "precompiled_charsmap": ""}).encode(), "precompiled_charsmap"),
+        (changed(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}).encode(), "out of bounds"),
+        (changed(pre_tokenizer={"type": "FixedLength", "length": 0}).encode(), "non-zero"),
+        (changed(model=bpe(continuing_subword_prefix="####", merges=["a é"])).encode(), "begins with '####'"),
+        (changed(model=bpe(continuing_subword_prefix="#", merges=[["a", "é"]])).encode(), "begins with '#'"),
+        # Ids that would take gigabytes for their names.
+        (
+            changed(model={"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"}).encode(),
+            "unused",
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_in_one_line_that_names_it(
+    tmp_path: Path, content: bytes, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        load_tokenizer(tmp_path / "tokenizer.json")
+    assert str(raised.value).startswith(str(tmp_path / "tokenizer.json"))
+    assert len(str(raised.value).splitlines()) == 1
+    # A panic prints lines of its own.
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"\xff", b"[" * 100_000, b'{"eos_token": 3}', b'{"eos_token": {"content": []}}']
+)
+def test_a_damaged_tokenizer_config_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_text(changed())
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_what_else_is_printed_while_a_tokenizer_is_loaded_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    with backend_errors("{}", quiet=True):
+        os.write(2, b"kept\n")
+
+    def fail(error: BaseException) -> None:
+        with backend_errors("{}", quiet=True):
+            os.write(2, b"kept too\n")
+            raise error
+
+    with pytest.raises(ValueError, match="broken"):
+        fail(KeyError("broken"))
+    with pytest.raises(KeyboardInterrupt):
+        fail(KeyboardInterrupt())
+    assert capfd.readouterr().err == "kept\nkept too\nkept too\n"
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes"])
+def test_half_a_character_is_refused(kind: str) -> None:
+    tokenizer = word_tokenizer(["a"]) if kind == "words" else Tokenizer.from_backend(byte_level())
+    with pytest.raises(ValueError, match=r"half a character, \\ud800, at character 2"):
+        tokenizer.encode("a \ud800")

@@ -1,3 +1,5 @@
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlhmm.data import Tokens
+from vlhmm.data import tokens as tokens_module
 from vlhmm.data.tokens import HEADER_BYTES, id_dtype, read_header, token_writer
 
 HASH = "ab" * 32
@@ -66,6 +69,54 @@ def test_every_changed_byte_of_the_content_is_found(tmp_path: Path) -> None:
         (tmp_path / "changed.tokens").write_bytes(changed)
         with pytest.raises(ValueError):
             Tokens.load(tmp_path / "changed.tokens", verify=True)
+
+
+def forged(folder: Path, **changes: object) -> Path:
+    """A file whose header has been changed and its checksum made to fit."""
+    path = saved(folder)
+    header = asdict(read_header(path)) | changes
+    text = json.dumps({**header, "header_crc": tokens_module._header_crc(header)}).encode()
+    content = path.read_bytes()
+    path.write_bytes(
+        (content[:12] + len(text).to_bytes(4, "little") + text).ljust(HEADER_BYTES) + content[HEADER_BYTES:]
+    )
+    return path
+
+
+def test_ids_outside_the_vocabulary_are_refused_though_the_checksum_is_right(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x\.tokens is damaged: it has token id 10, the vocabulary is 0\.\.9"):
+        Tokens.load(forged(tmp_path, vocab_size=10), verify=True)
+    assert len(Tokens.load(forged(tmp_path, vocab_size=11), verify=True)) == 11
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_tokens": "11"},
+        {"num_tokens": -1},
+        {"num_tokens": 10**30},
+        {"num_documents": 10**30},
+        {"num_documents": True},
+        {"vocab_size": 0},
+        {"vocab_size": 1 << 60},
+        {"dtype": "<u4"},
+        {"dtype": "O"},
+        {"words": "7"},
+        {"sha256": None},
+    ],
+)
+def test_a_header_of_other_types_and_sizes_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"x\.tokens is damaged"):
+        Tokens.load(forged(tmp_path, **changes))
+
+
+def test_a_deeply_nested_header_is_refused(tmp_path: Path) -> None:
+    content = saved(tmp_path).read_bytes()
+    text = b"[" * 4000
+    nested = (content[:12] + len(text).to_bytes(4, "little") + text).ljust(HEADER_BYTES) + content[HEADER_BYTES:]
+    (tmp_path / "nested.tokens").write_bytes(nested)
+    with pytest.raises(ValueError, match=r"nested\.tokens is damaged"):
+        Tokens.load(tmp_path / "nested.tokens")
 
 
 def test_foreign_files_and_tokenizers_are_refused(tmp_path: Path) -> None:

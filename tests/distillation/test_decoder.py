@@ -132,7 +132,7 @@ def test_a_folder_that_was_changed_or_is_no_decoders_is_refused(corpus: Corpus, 
     text = config.read_text()
     for before, after, message in (
         ('"version": 1', '"version": 9', "version 9, this vlhmm reads version 1"),
-        ('"dim": 32', '"dim": 64', "does not fit"),
+        ('"dim": 32', '"dim": 64', r"belongs to another config\.json"),
         ("{", "", "holds no decoder"),
         (text, "[]", "holds no decoder"),
     ):

@@ -1,13 +1,23 @@
 """Model folders: what is saved comes back, and what is broken is refused with a reason."""
 
+import json
 import os
+import resource
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from damage import as_first_edition
 from tiny import tiny_corpus, tiny_model
+from torch import Tensor
 
 import vlhmm
+from vlhmm.data.checksums import UncheckedFileWarning
 from vlhmm.models import linear_hmm, scalar_hmm
 from vlhmm.training.checkpoint import FolderError
 
@@ -94,3 +104,224 @@ def test_other_programs_and_later_versions_are_refused(lm: vlhmm.LanguageModel, 
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(FolderError, match="another program"):
         vlhmm.load(tmp_path)
+
+
+FIRST_EDITION = Path(__file__).parent / "first_edition"
+
+
+@pytest.mark.parametrize("name", ["neural", "scalar"])
+def test_the_first_edition_loads_with_a_notice_and_the_same_numbers(name: str) -> None:
+    expected = json.loads((FIRST_EDITION / "expected.json").read_text())[name]
+    with pytest.warns(UncheckedFileWarning, match=r"model\.safetensors has no checksum"):
+        lm = vlhmm.load(FIRST_EDITION / name)
+    assert lm.score(expected["text"]).log_prob == pytest.approx(expected["log_prob"], abs=1e-5)
+    assert lm.perplexity(tiny_corpus(100).test) == pytest.approx(expected["perplexity"], rel=1e-6)
+
+
+def test_a_folder_saved_again_has_checksums(tmp_path: Path) -> None:
+    with pytest.warns(UncheckedFileWarning):
+        lm = vlhmm.load(FIRST_EDITION / "neural")
+    lm.save(tmp_path)
+    vlhmm.load(tmp_path)
+    # What experiments are named by is made of this text.
+    assert (tmp_path / "config.json").read_bytes() == (FIRST_EDITION / "neural" / "config.json").read_bytes()
+
+
+def test_any_change_of_any_file_is_refused(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        content = (tmp_path / name).read_bytes()
+        for position in range(0, len(content), 37):
+            changed = bytearray(content)
+            changed[position] ^= 4
+            (tmp_path / name).write_bytes(changed)
+            with pytest.raises(FolderError, match=name.replace(".", r"\.")):
+                vlhmm.load(tmp_path)
+        (tmp_path / name).write_bytes(content)
+    vlhmm.load(tmp_path)
+
+
+def permuted_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    fields = json.loads(path.read_text())
+    vocabulary = fields["model"]["vocab"]
+    fields["model"]["vocab"] = dict(zip(vocabulary, [*list(vocabulary.values())[1:], 0], strict=True))
+    path.write_text(json.dumps(fields))
+
+
+def test_a_permuted_tokenizer_is_refused(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path)
+    permuted_tokenizer(tmp_path)
+    with pytest.raises(FolderError, match=r"tokenizer\.json is damaged or of another model"):
+        vlhmm.load(tmp_path)
+    with pytest.raises(FolderError, match=r"tokenizer\.json is tokenizer \w+, but .*model\.safetensors was saved with"):
+        vlhmm.load(tmp_path, verify=False)
+
+
+def test_a_changed_weight_passes_only_when_nobody_looks(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path)
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
+    content[-4] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(FolderError, match="SHA-256"):
+        vlhmm.load(tmp_path)
+    assert vlhmm.load(tmp_path, verify=False).next_tokens("the")
+
+
+def changed_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: tensors | {name: change(tensors[name])}
+
+
+def without(name: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {kept: value for kept, value in tensors.items() if kept != name}
+
+
+def flipped(tensor: Tensor) -> Tensor:
+    """Bit 30 of the first number, as a flipped bit of a file leaves it."""
+    changed = tensor.clone()
+    changed[0] ^= 1 << 30
+    return changed
+
+
+EMBEDDING = "encoder.embedding.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("group_of_word"), "group_of_word is missing"),
+        (without(EMBEDDING), f"lacks {EMBEDDING}"),
+        (lambda tensors: tensors | {"more": torch.zeros(1)}, "has more too much"),
+        (changed_tensor(EMBEDDING, Tensor.double), "float64, but torch.float32 is needed"),
+        (changed_tensor(EMBEDDING, lambda weight: weight.view(torch.int32)), "int32, but torch.float32 is needed"),
+        (changed_tensor(EMBEDDING, lambda weight: weight[:-1].clone()), "has shape"),
+        (changed_tensor(EMBEDDING, lambda weight: weight * torch.nan), "NaN"),
+        (changed_tensor("group_of_word", flipped), r"word 0 is in group 107\d{7}"),
+        (changed_tensor("group_of_word", lambda groups: groups.int()), "int32"),
+        (changed_tensor("states_of_group", lambda states: states.flip(0)), "partition"),
+        (changed_tensor("states_of_group", lambda states: states + (1 << 40)), "states are numbered from 0"),
+    ],
+)
+def test_wrong_tensors_without_checksums_are_refused_and_nothing_is_cast(
+    lm: vlhmm.LanguageModel, tmp_path: Path, change: Callable[..., dict[str, Tensor]], message: str
+) -> None:
+    lm.save(tmp_path)
+    as_first_edition(tmp_path, tensors=change)
+    with pytest.raises(FolderError, match=message) as raised, limited_memory(), unchecked():
+        vlhmm.load(tmp_path)
+    assert "model.safetensors" in str(raised.value)
+
+
+def in_model(**changes: object) -> Callable[[dict[str, Any]], Any]:
+    return lambda values: values | {"model": values["model"] | changes}
+
+
+def in_support(**changes: object) -> Callable[[dict[str, Any]], Any]:
+    return lambda values: values | {"support": values["support"] | changes}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda values: [], "another program"),
+        (lambda values: values | {"model": []}, "model = "),
+        (lambda values: values | {"support": None}, "support = None"),
+        (lambda values: values | {"about": "text"}, "about = 'text'"),
+        (lambda values: values | {"reset_token": "0"}, "reset_token = '0'"),
+        (lambda values: values | {"reset_token": 10**9}, "reset token is 1000000000"),
+        (in_support(num_words="12"), "num_words = '12'"),
+        (in_support(num_states=10**12), "num_states is 1000000000000"),
+        (in_support(num_states=31), "partition"),
+        (in_support(num_states=10**12, partition=False), "num_states is 1000000000000"),
+        (in_support(num_groups=10**12), "states_of_group is"),
+        (in_support(states_per_word=True), "states_per_word = True"),
+        (in_support(partition=1), "partition = 1"),
+        (in_model(dim=10**12), "dim is 1000000000000"),
+        (in_model(dim=10**400), "dim is 1000"),
+        (in_model(dim=32), "has shape"),
+        (in_model(dim="16"), "dim is '16'"),
+        (in_model(dim=16.0), "dim is 16.0"),
+        (in_model(out_scale=10**400), "too large"),
+        (in_model(states_per_block=10**12), "states per block"),
+        (in_model(parameterization="transformer", decoder_layers=10**9), "decoder_layers is 1000000000"),
+        (in_model(parameterization="transformer", decoder_hidden=10**12), "decoder_hidden is 1000000000000"),
+        (in_model(transition=["softmax"]), "transition is"),
+        (in_model(colour="red"), "unknown setting 'colour'"),
+    ],
+)
+def test_wrong_configs_without_checksums_are_refused_before_anything_is_built(
+    lm: vlhmm.LanguageModel, tmp_path: Path, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    lm.save(tmp_path)
+    as_first_edition(tmp_path, config=change)
+    with pytest.raises(FolderError, match=message) as raised, limited_memory(), unchecked():
+        vlhmm.load(tmp_path)
+    assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"version": ' + b"1" * 5000 + b"}", "not JSON"),
+        (b"[]", "another program"),
+        (b'"vlhmm"', "another program"),
+        (b" " * ((1 << 24) + 1), "more than 16,777,216 bytes"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_named(
+    lm: vlhmm.LanguageModel, tmp_path: Path, content: bytes, message: str
+) -> None:
+    lm.save(tmp_path)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(FolderError, match=message) as raised:
+        vlhmm.load(tmp_path)
+    assert "config.json" in str(raised.value)
+
+
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+def test_one_huge_row_never_makes_a_probability_above_one(tmp_path: Path, transition: str) -> None:
+    """Logits of 1e12 are rounded to thousands: rows would sum to anything, and log p be positive."""
+    corpus = tiny_corpus(100)
+    model = tiny_model(corpus, 9, transition=transition)
+    vlhmm.LanguageModel(model, corpus.tokenizer).save(tmp_path)
+    for row in range(model.support.num_states):
+
+        def huge(tensors: dict[str, Tensor], row: int = row) -> dict[str, Tensor]:
+            weight = tensors[EMBEDDING].clone()
+            weight[row] = torch.where(torch.arange(16) % 3 == 0, 1e12, -1e12)
+            return tensors | {EMBEDDING: weight}
+
+        folder = tmp_path / f"{row}"
+        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("[0-9]*"))
+        as_first_edition(folder, tensors=huge)
+        with unchecked():
+            damaged = vlhmm.load(folder)
+        if transition == "softmax":
+            with pytest.raises(
+                FolderError, match=r"model\.safetensors holds no HMM: transition: row \d+ has logits up to"
+            ):
+                damaged.score("the cat")
+        else:
+            # Normalised where they are used: whatever the logits, rows are distributions.
+            assert damaged.score("the cat sees the dog in the garden").log_prob <= 0
+
+
+@contextmanager
+def limited_memory(limit: int = 1 << 30) -> Iterator[None]:
+    """What is allocated beyond the present and `limit` fails, as on a small machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UncheckedFileWarning)
+        yield

@@ -1,6 +1,7 @@
 """Training: it learns, it can be stopped and resumed to the same bits, and it stops when it breaks."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,11 @@ from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.models import scalar_hmm
 from vlhmm.training.checkpoint import FolderError, read_tensors
+from vlhmm.training.em import EMSettings, em_training
 from vlhmm.training.gradient import GradientTask, train, training
 from vlhmm.training.run_folder import RunFolder, read_log
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import CheckEvent, DivergedError, StepEvent, Stopped, save_run
+from vlhmm.training.trainer import CheckEvent, DivergedError, Event, StepEvent, Stopped, save_run
 
 QUICK = TrainSettings(epochs=2, batch_size=4, window=16, checks_per_epoch=2, ema=0.9, weight_decay=0.01)
 
@@ -222,3 +224,47 @@ def test_seldom_saved_runs_end_with_everything_saved(corpus: vlhmm.Corpus, tmp_p
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     again = train(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", resume=True)
     assert again.step == again.num_steps
+
+
+class Clock:
+    """Time that passes by one second whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize("method", ["gradient", "em"])
+def test_seconds_are_those_of_all_runs_and_not_of_the_time_between(
+    corpus: vlhmm.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("vlhmm.training.trainer.time", clock)
+
+    def events(resume: bool) -> Iterator[Event]:
+        if method == "gradient":
+            return training(tiny_model(corpus), corpus, QUICK, out=tmp_path / "run", resume=resume)
+        blocks = vlhmm.brown_clusters(corpus.train, 5, vocab_size=corpus.tokenizer.vocab_size)
+        settings = EMSettings(iterations=4, batch_size=4, window=16)
+        return em_training(
+            scalar_hmm(blocks, states_per_block=4), corpus, settings, out=tmp_path / "run", resume=resume
+        )
+
+    checks = 0
+    for event in events(resume=False):
+        checks += isinstance(event, CheckEvent)
+        if checks == 3:
+            break
+    saved = json.loads(read_tensors(tmp_path / "run" / "training.safetensors")[1]["state"])["seconds"]
+    assert saved > 0
+    clock.now += 1e6
+    begun = clock.now
+    *_, last = events(resume=True)
+    assert isinstance(last, Stopped)
+    assert saved + clock.now - begun - 5 <= last.seconds <= saved + clock.now - begun
+    seconds = [record["seconds"] for record in read_log(tmp_path / "run") if record["kind"] == "check"]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] <= last.seconds

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from typing import Annotated, Any
+import warnings
+from contextlib import suppress
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 from vlhmm._version import __version__
-from vlhmm.cli import corpora, demo, distill, evaluation, generate, infill, info, inspect, queries, table, training
+from vlhmm.cli import (
+    corpora,
+    demo,
+    distill,
+    evaluation,
+    generate,
+    infill,
+    info,
+    inspect,
+    queries,
+    show,
+    table,
+    training,
+)
 from vlhmm.cli.show import message
+
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
+"""What may happen to a stream that is written to."""
 
 
 class _PipeClosedError(Exception):
@@ -69,10 +88,8 @@ def main(commands: typer.Typer = app, prog_name: str = "vlhmm") -> int:
 
     `VLHMM_DEBUG=1` shows the traceback of an error.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            # A terminal without Unicode gets escapes, not a crash.
-            stream.reconfigure(errors="backslashreplace")
+    _open_streams()
+    warnings.showwarning = _show_warning
     try:
         status = commands(sys.argv[1:] or ["--help"], prog_name=prog_name, standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -80,31 +97,92 @@ def main(commands: typer.Typer = app, prog_name: str = "vlhmm") -> int:
         message("interrupted")
         return 130
     except _PipeClosedError:
-        # What is left in the buffer must not be written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_closed_pipes()
         return 0
-    except Exception as error:
+    except SystemExit as ended:
+        # rich ends the process so when the reader of --help has heard enough; no command of ours does.
+        _drop_closed_pipes()
+        return 0 if ended.code == 1 else int(ended.code or 0)
+    except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("VLHMM_DEBUG") == "1":
             raise
         return _report(error)
 
 
-def _report(error: Exception) -> int:
+def _open_streams() -> None:
+    """Streams that were closed lead nowhere, so that no file takes their place; those without Unicode get escapes."""
+    # In the order of their numbers: the lowest that is free is taken.
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        nowhere = os.open(os.devnull, os.O_RDONLY if name == "stdin" else os.O_WRONLY)
+        setattr(sys, name, os.fdopen(nowhere, "r" if name == "stdin" else "w", encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if "stdout" in closed:
+        message("warning: stdout is closed, so nothing that is printed there is seen")
+
+
+def _drop_closed_pipes() -> None:
+    """What is left in the buffer of a closed pipe must not be written at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of a library as one line."""
+    show.message("warning: " + " ".join(str(message).split()))
+
+
+def _report(error: BaseException) -> int:
     """One line for what the user can mend; anything else is a defect of ours and is raised on."""
+    line = _expected(error)
+    if line is None:
+        raise error
+    with suppress(OSError):
+        message(f"error: {line}")
+    _drop_closed_pipes()
+    return 1 if _diverged(error) else 130 if isinstance(error, KeyboardInterrupt) else 2
+
+
+def _diverged(error: BaseException) -> bool:
+    # Nothing has diverged where nothing was trained; the module takes seconds to import.
+    trainer = sys.modules.get("vlhmm.training.trainer")
+    return trainer is not None and isinstance(error, trainer.DivergedError)
+
+
+def _expected(error: BaseException) -> str | None:
+    """What to say of an error that can happen without a defect; None for any other."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     if hasattr(error, "format_message"):
         # typer's own: an unknown option, a missing argument.
-        message("error: " + " ".join(error.format_message().split()))
-        return 2
-    from vlhmm.training.trainer import DivergedError
-
-    if isinstance(error, DivergedError):
-        message(f"error: {error}")
-        return 1
+        return " ".join(error.format_message().split())
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename is not None else ""
-        message(f"error: {where}{error.strerror or error}")
-        return 2
+        # All that is written to files names them; what names nothing is the output.
+        where = "stdout" if error.filename is None and error.errno in OUTPUT_ERRORS else error.filename
+        return f"{'' if where is None else f'{where}: '}{error.strerror or error}"
     if isinstance(error, ValueError):
-        message("error: " + " ".join(str(error).split()))
-        return 2
-    raise error
+        return " ".join(str(error).split())
+    if _diverged(error):
+        return str(error)
+    torch = sys.modules.get("torch")
+    no_memory = isinstance(error, MemoryError) or (
+        # What torch raises where a GPU has no more, and where a CPU has.
+        torch is not None
+        and (
+            isinstance(error, torch.OutOfMemoryError)
+            or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+        )
+    )
+    return "out of memory: ask for less at a time, or use a smaller model or batch" if no_memory else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlhmm.cli.options import Json, ModelDir, seeded
+from vlhmm.cli.options import Json, ModelDir, seeded, utf8
 from vlhmm.cli.show import line, print_json
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     folder: ModelDir,
-    prompt: Annotated[str, typer.Option("--prompt", help="What the texts begin with.", show_default=False)] = "",
+    prompt: Annotated[
+        str, typer.Option("--prompt", callback=utf8, help="What the texts begin with.", show_default=False)
+    ] = "",
     num: Annotated[int, typer.Option("--num", help="How many texts.")] = 1,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="New tokens of a text at most.")] = 50,
     temperature: Annotated[
@@ -53,25 +55,44 @@ def generate(
     ] = False,
     must_contain: Annotated[
         Phrases,
-        typer.Option("--must-contain", help="A phrase that must occur; may be repeated.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--must-contain",
+            callback=utf8,
+            help="A phrase that must occur; may be repeated.",
+            rich_help_panel=CONSTRAINTS,
+        ),
     ] = None,
     exclude: Annotated[
         Phrases,
-        typer.Option("--exclude", help="A phrase that must not occur; may be repeated.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--exclude",
+            callback=utf8,
+            help="A phrase that must not occur; may be repeated.",
+            rich_help_panel=CONSTRAINTS,
+        ),
     ] = None,
     starts_with: Annotated[
         str | None,
-        typer.Option("--starts-with", show_default=False, help="How the new text begins.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--starts-with",
+            show_default=False,
+            callback=utf8,
+            help="How the new text begins.",
+            rich_help_panel=CONSTRAINTS,
+        ),
     ] = None,
     ends_with: Annotated[
         str | None,
-        typer.Option("--ends-with", show_default=False, help="How the text ends.", rich_help_panel=CONSTRAINTS),
+        typer.Option(
+            "--ends-with", show_default=False, callback=utf8, help="How the text ends.", rich_help_panel=CONSTRAINTS
+        ),
     ] = None,
     regex: Annotated[
         str | None,
         typer.Option(
             "--regex",
             show_default=False,
+            callback=utf8,
             help="A regular expression that all of the new text matches.",
             rich_help_panel=CONSTRAINTS,
         ),
@@ -95,6 +116,16 @@ def generate(
     ignore_case: Annotated[
         bool, typer.Option("--ignore-case", help="Phrases in any case.", rich_help_panel=CONSTRAINTS)
     ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            show_default=False,
+            help="Refuse constraints that take longer to compile; 2 where not given, inf for any time.",
+            rich_help_panel=CONSTRAINTS,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw texts from the model, one a line.
@@ -119,13 +150,15 @@ def generate(
         )
 
     from vlhmm.control.constraints import all_of
+    from vlhmm.control.time_limit import TIME_LIMIT
     from vlhmm.lm import load
     from vlhmm.text.answers import GeneratedText
 
     lm = load(folder)
     constraint = all_of(wanted) if wanted else None
+    seconds = TIME_LIMIT if time_limit is None else time_limit
     if best:
-        found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint)
+        found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint, time_limit=seconds)
         _print(found, as_json)
         return
     generator = seeded(seed)
@@ -140,6 +173,7 @@ def generate(
             top_p=top_p,
             constraint=constraint,
             generator=generator,
+            time_limit=seconds,
         )
         for text in texts:
             _print(GeneratedText(text), as_json)

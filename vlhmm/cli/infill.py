@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from vlhmm.cli.options import Json, ModelDir, seeded, texts_of
+from vlhmm.cli.options import Json, ModelDir, seeded, texts_of, utf8
 from vlhmm.cli.queries import LEAST_SHOWN, between
 from vlhmm.cli.show import line, print_json, print_table, table
 
@@ -30,6 +30,7 @@ def infill(
         typer.Argument(
             metavar="TEXT",
             show_default=False,
+            callback=utf8,
             help="The text with ___ for a missing token, ___{1,4} for one to four; left out or `-`: stdin, one text a line.",
         ),
     ] = None,
@@ -39,7 +40,9 @@ def infill(
     eos: Annotated[bool, typer.Option("--eos", help="The text ends after its last word.")] = False,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="TOKEN", show_default=False, help="Never fill this in; may be repeated."),
+        typer.Option(
+            "--exclude", metavar="TOKEN", show_default=False, callback=utf8, help="Never fill this in; may be repeated."
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", show_default=False, help="The same seed, the same samples.")

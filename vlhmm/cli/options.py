@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +17,34 @@ if TYPE_CHECKING:
 
     from vlhmm.data import Corpus
 
+
+def utf8(value: Any) -> Any:
+    """Text of the command line, whatever the locale made of its bytes; refuses what is not UTF-8."""
+    if isinstance(value, list | tuple):
+        return [utf8(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        given = os.fsencode(value)
+    except UnicodeEncodeError:
+        # Characters that did not come from bytes of this locale: they are whole.
+        return value
+    try:
+        return given.decode("utf-8")
+    except UnicodeDecodeError as error:
+        shown = ascii(given)[1:]
+        raise ValueError(
+            f"the text {shown} is not UTF-8 (byte {error.start}, {error.reason}): convert it first"
+        ) from None
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 ModelDir = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `vlhmm train` or `lm.save` wrote.")]
 TextOrStdin = Annotated[
     str | None,
-    typer.Argument(metavar="TEXT", show_default=False, help="The text; left out or `-`: stdin, one text a line."),
+    typer.Argument(
+        metavar="TEXT", show_default=False, callback=utf8, help="The text; left out or `-`: stdin, one text a line."
+    ),
 ]
 CorpusName = Annotated[
     str,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from vlhmm.cli.options import Json, ModelDir, TextOrStdin, check_picture, texts_of
+from vlhmm.cli.options import Json, ModelDir, TextOrStdin, check_picture, texts_of, utf8
 from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_table, table
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ LEAST_SHOWN = 0.005
 """Words of a state that are rarer would show as 0.00."""
 NEIGHBOURS_WIDTH = 110
 """Narrower terminals have no room for the states before and after."""
+WHOLE_WIDTH = 60
+"""Narrower ones have no room for bars and blocks beside words."""
 PLOTTED_STATES = 4
 """States of each word in a picture."""
 STATE_COLOURS = ("bright_green", "green", "yellow", "bright_black")
@@ -76,7 +78,10 @@ def _surprise_bar(log_prob: float, width: int = BAR_WIDTH) -> Text:
 def next_tokens(
     folder: ModelDir,
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", show_default=False, help="What came before; `-`: stdin, a text a line.")
+        str,
+        typer.Argument(
+            metavar="TEXT", show_default=False, callback=utf8, help="What came before; `-`: stdin, a text a line."
+        ),
     ] = "",
     top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,
     as_json: Json = False,
@@ -135,8 +140,10 @@ def posterior(
 
 
 def _print_explanation(explanation: Explanation) -> None:
-    neighbours = ("before it", "after it") if console().width >= NEIGHBOURS_WIDTH else ()
-    columns = ("token", "nats", "", "p", "state", "block", "its words", *neighbours)
+    width = console().width
+    neighbours = ("before it", "after it") if width >= NEIGHBOURS_WIDTH else ()
+    wide = width >= WHOLE_WIDTH
+    columns = ("token", "nats", *([""] * wide), "p", "state", *(["block"] * wide), "its words", *neighbours)
     shown = table(*columns, right=("nats", "p", "state", "block"))
     for token in explanation.tokens:
         for rank, one in enumerate(token.states):
@@ -145,10 +152,10 @@ def _print_explanation(explanation: Explanation) -> None:
             shown.add_row(
                 Text(token.token if first else "", "bold"),
                 f"{token.surprisal:.2f}" if first else "",
-                _surprise_bar(token.log_prob, width=8) if first else "",
+                *([_surprise_bar(token.log_prob, width=8) if first else ""] * wide),
                 Text(f"{one.prob:.3f}", colour),
                 Text(str(one.state.state), colour),
-                str(one.state.block),
+                *([str(one.state.block)] * wide),
                 _state_words(one.state, token.token, most=3),
                 *(_neighbour(states) for states in (one.previous, one.next) if neighbours),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ Result = TypeVar("Result")
 def watch_run(events: Generator[Any, None, Result], plan: Plan, tensorboard: Path | None = None) -> Result:
     """What a run returns, shown while it happens; with `tensorboard` the folder of its events."""
     writer = None if tensorboard is None else _TensorBoard(tensorboard)
-    with progress_bar("training", None) as shown:
+    with closing(events), progress_bar("training", None) as shown:
         steps, training = Steps(shown, "training"), _Training(shown, plan)
         while True:
             try:

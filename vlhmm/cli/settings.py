@@ -125,7 +125,7 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
 
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     for section, settings in values.items():
         if not isinstance(settings, dict):

@@ -55,7 +55,9 @@ def print_json(answer: Any, **question: Any) -> None:
     """One JSON value on one line of stdout, as `as_json` makes it."""
     from vlhmm.reports import as_json
 
-    print(json.dumps(as_json(answer, **question), ensure_ascii=False))
+    # Where the stream has no Unicode, JSON's own escapes; those of Python would not be JSON.
+    unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+    print(json.dumps(as_json(answer, **question), ensure_ascii=not unicode))
 
 
 class _OneLineRows(Table):

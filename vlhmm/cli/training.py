@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,6 +84,7 @@ def train(
     """Train a model on a corpus; it can be stopped at any time and resumed."""
     from vlhmm.cli.running import exit_status, watch_run
     from vlhmm.reports import Plan, forecast, read_plan, training_run
+    from vlhmm.training.plan import RECIPE
 
     chosen_device = choose_device(device)
     if out.is_file():
@@ -92,6 +94,13 @@ def train(
         method = Method.em
     asked = Asked(preset, config, tuple(changes or ()), seed, method)
     if resume and saved is None:
+        if corpus_name is None:
+            missing = (
+                "there is no such folder" if not out.exists() else f"it has no {RECIPE}, so no run was begun there"
+            )
+            raise ValueError(
+                f"nothing to resume in {out}: {missing}; begin a run with: {program()} train CORPUS --out {shlex.quote(str(out))}"
+            )
         message(f"{out} holds no run yet: beginning one")
     source = corpus_name or (saved.source if saved else None)
     if source is None:

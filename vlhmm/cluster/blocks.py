@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vlhmm.data.atomic import atomic_write
+
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
 
@@ -108,14 +110,7 @@ class Blocks:
         _ids_of(tokens)
         order = np.lexsort((np.arange(self.vocab_size), -counts.astype(np.int64), self.block_of_word))
         lines = [f"{self.block_of_word[i]}\t{_escape(tokens[i])}\t{int(counts[i])}\n" for i in order]
-        target = Path(path)
-        # A reader never sees half a file under the name.
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text("".join(lines), encoding="utf-8", newline="\n")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        atomic_write(Path(path), "".join(lines).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], tokens: Sequence[str]) -> "Blocks":

@@ -10,14 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
+from vlhmm.arguments import check_text, is_integer
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import complement, explore, intersection, union
+from vlhmm.control.operations import MAX_STATES, TooManyStates, complement, explore, intersection, union
 from vlhmm.control.phrases import number_of_words, phrases_in_order
 from vlhmm.control.regex import check_pattern, pattern_automaton
+from vlhmm.control.time_limit import TIME_LIMIT, check_time, limited_to
 from vlhmm.control.token_texts import HuggingFaceTokenizer, TokenTexts
 from vlhmm.data import Tokenizer
 
@@ -62,19 +64,26 @@ class Constraint(ABC):
         """
         return (self,)
 
-    def compile(self, tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts) -> Automaton:
+    def compile(
+        self,
+        tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts,
+        *,
+        time_limit: float | None = TIME_LIMIT,
+    ) -> Automaton:
         """Compile to the minimal automaton of the token sequences whose text is in the set.
 
         A token without text (EOS, padding, special symbols) leads to a dead state. `Automaton.ending_at` adds EOS.
 
         Args:
             tokenizer: A `vlhmm.Tokenizer`, a tokenizer of transformers, or the texts of the tokens.
+            time_limit: Seconds of processor time that this may take; None: any time.
 
         Returns:
             The automaton over token ids.
 
         Raises:
-            ValueError: The texts of the tokens cannot be read from this kind of tokenizer.
+            ValueError: The texts of the tokens cannot be read from this kind of tokenizer, the automaton has too many states, or
+                the time limit is exceeded.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
@@ -82,8 +91,13 @@ class Constraint(ABC):
             >>> automaton.num_states, automaton.num_tokens
             (5, 12)
         """
-        texts = TokenTexts.of(tokenizer)
-        return texts.text_only(self.over_tokens(texts))
+        with limited_to(time_limit):
+            check_time("automaton states found", 0)
+            texts = TokenTexts.of(tokenizer)
+            automaton = texts.text_only(self.over_tokens(texts.spelt()))
+        if automaton.num_states > MAX_STATES:
+            raise TooManyStates(MAX_STATES, automaton.num_states)
+        return automaton
 
     @property
     def about_tokens(self) -> bool:
@@ -138,7 +152,11 @@ class Phrases(Constraint):
     def __post_init__(self) -> None:
         if not self.phrases:
             raise ValueError("no phrase given (0 phrases); give at least one")
+        for name, value in (("whole_words", self.whole_words), ("ignore_case", self.ignore_case)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}, but must be True or False")
         for phrase in self.phrases:
+            check_text("a phrase (each is one text, as in contains_all('a', 'b'))", phrase)
             if not phrase:
                 raise ValueError("a phrase is empty (0 characters), and every text contains it; give a longer one")
             if (self.at_start or self.at_end) and phrase != phrase.strip():
@@ -206,7 +224,7 @@ class Length(Constraint):
         enough = self.at_least if self.at_most is None else self.at_most + 1
         return explore(
             0,
-            lambda count, _: min(count + 1, enough),
+            lambda count: [min(count + 1, enough)],
             lambda count: self.at_least <= count and (self.at_most is None or count <= self.at_most),
             np.zeros(texts.num_tokens, dtype=np.int64),
         )
@@ -218,6 +236,7 @@ class Regex(Constraint):
     pattern: str
 
     def __post_init__(self) -> None:
+        check_text("the pattern of regex", self.pattern)
         check_pattern(self.pattern)
 
     def __repr__(self) -> str:
@@ -298,7 +317,7 @@ class Not(Constraint):
 
 def all_of(constraints: Iterable[Constraint]) -> Constraint:
     """All of them hold, as `&` of one after the other."""
-    parts = tuple(part for constraint in constraints for part in constraint.parts())
+    parts = tuple(part for constraint in constraints for part in check_constraint(constraint).parts())
     if not parts:
         raise ValueError("no constraint given (0 parts); give at least one")
     return parts[0] if len(parts) == 1 else AllOf(parts)
@@ -306,7 +325,8 @@ def all_of(constraints: Iterable[Constraint]) -> Constraint:
 
 def any_of(constraints: Iterable[Constraint]) -> Constraint:
     """Some of them hold, as `|` of one after the other."""
-    parts = tuple(part for one in constraints for part in (one.constraints if isinstance(one, AnyOf) else (one,)))
+    checked = map(check_constraint, constraints)
+    parts = tuple(part for one in checked for part in (one.constraints if isinstance(one, AnyOf) else (one,)))
     if not parts:
         raise ValueError("no constraint given (0 parts); give at least one")
     return parts[0] if len(parts) == 1 else AnyOf(parts)
@@ -538,7 +558,18 @@ def _combined(
     return combine([*lifted, *of_tokens])
 
 
+def check_constraint(constraint: Any) -> Constraint:
+    """`constraint` if it is one; a text is not."""
+    if not isinstance(constraint, Constraint):
+        hint = f": write contains({constraint!r})" if isinstance(constraint, str) else ""
+        raise ValueError(f"{constraint!r} ({type(constraint).__name__}) is no constraint{hint}")
+    return constraint
+
+
 def _check_range(name: str, at_least: int, at_most: int | None) -> None:
+    for limit in (at_least, 0 if at_most is None else at_most):
+        if not is_integer(limit):
+            raise ValueError(f"{name}({at_least!r}, {at_most!r}) is no range; give integers, as in {name}(3, 5)")
     if at_least < 0 or (at_most is not None and at_most < at_least):
         raise ValueError(f"{name}({at_least}, {at_most}) is no range; give 0 <= at_least <= at_most")
     if max(at_least, at_most or 0) > MAX_COUNT:

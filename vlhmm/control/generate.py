@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vlhmm.arguments import check_count, check_number
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.inference.sampling import draw
 from vlhmm.tables import Belief
@@ -32,12 +34,15 @@ class Choice:
     """Only the likeliest tokens that have this probability together."""
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
+        check_number("temperature", self.temperature)
+        if not 0 < self.temperature < math.inf:
             raise ValueError(
-                f"temperature is {self.temperature}, but must be above 0: use top_k=1 for the likeliest token"
+                f"temperature is {self.temperature}, but must be finite and above 0: use top_k=1 for the likeliest token"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}, but must be at least 1")
+        if self.top_k is not None:
+            check_count("top_k", self.top_k)
+        if self.top_p is not None:
+            check_number("top_p", self.top_p)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1")
 

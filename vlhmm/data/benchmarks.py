@@ -58,7 +58,7 @@ def benchmark_batches(name: Benchmark, files: dict[Split, Path]) -> Iterator[Spl
         # Blank lines before the first title belong to the first article.
         for begin, end in pairwise([0, *starts[1:], len(lines)]):
             marked += [*lines[begin:end], None]
-        yield SplitBatch(split, marked)
+        yield SplitBatch(split, marked, source=str(file))
 
 
 def _article_starts(lines: list[str]) -> list[int]:

@@ -5,15 +5,17 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from vlhmm.data.benchmarks import SHA256, Benchmark, benchmark_batches, benchmark_files
-from vlhmm.data.encode import Encoded, EosRule, LineEncoder
+from vlhmm.data.checksums import verify_wanted
+from vlhmm.data.encode import Encoded, EosRule, LineEncoder, cut_at_spaces
+from vlhmm.data.json_file import one_line, read_json_object
 from vlhmm.data.pydocs import pydocs_documents, python_version
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import SplitBatch, find_text
@@ -104,6 +106,12 @@ def corpus_hash(tokenizer_hash: str, digests: Iterable[str]) -> str:
     return hashlib.sha256("\n".join([tokenizer_hash, *digests]).encode()).hexdigest()
 
 
+def manifest_sha256(manifest: Mapping[str, Any]) -> str:
+    """Of all that a manifest says but its own checksum."""
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def load_corpus(
     source: str | os.PathLike[str],
     *,
@@ -112,6 +120,7 @@ def load_corpus(
     cache: bool = True,
     valid: str | os.PathLike[str] | None = None,
     test: str | os.PathLike[str] | None = None,
+    verify: bool | None = None,
 ) -> Corpus:
     r"""Load a corpus: "pydocs", "ptb", "wikitext-2", a folder written by `prepare`, a text file or a folder of text files.
 
@@ -130,6 +139,7 @@ def load_corpus(
         cache: Keep the extracted text of pydocs on disk.
         valid: File of the validation text; needs `test`.
         test: File of the test text; needs `valid`.
+        verify: Compare all of a prepared folder with its checksums; None: unless the environment variable `VLHMM_VERIFY` is 0.
 
     Returns:
         The corpus.
@@ -158,7 +168,7 @@ def load_corpus(
     if (path / MANIFEST).is_file():
         if given is not None or valid is not None:
             raise ValueError(f"{path} is prepared: its tokenizer and splits are fixed; prepare the text anew instead")
-        return load_prepared(path)
+        return load_prepared(path, verify=verify)
     if not path.exists():
         close = difflib.get_close_matches(name, NAMES, 1, 0.5)
         raise ValueError(
@@ -166,23 +176,50 @@ def load_corpus(
             + (f"; did you mean {close[0]}?" if close else "")
         )
     text = find_text(path, None if valid is None or test is None else (Path(valid), Path(test)))
-    return _build(path.name, text.batches, given, TEXT_MIN_COUNT)
+    return _build(printable_name(path), text.batches, given, TEXT_MIN_COUNT)
 
 
-def load_prepared(folder: Path) -> Corpus:
-    """A folder written by `prepare`, its token files memory-mapped."""
+def printable_name(path: Path) -> str:
+    """The last part of `path` as text that every file can hold, whatever bytes it is made of and whatever the locale."""
+    return os.fsencode(path.name).decode("utf-8", "backslashreplace")
+
+
+def load_prepared(folder: Path, *, verify: bool | None = None) -> Corpus:
+    """A folder written by `prepare`, its token files memory-mapped.
+
+    `verify` reads all of them, so that damage in a text that is needed last is found first; None: unless `VLHMM_VERIFY` is 0.
+    """
+    verify = verify_wanted(verify)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json_object(folder / MANIFEST)
         version, name, note = manifest["version"], str(manifest["name"]), str(manifest["note"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is no prepared corpus: {MANIFEST} cannot be read ({error})") from error
+        raise ValueError(
+            f"{folder} is no prepared corpus: {MANIFEST} cannot be read ({one_line(error, 400)})"
+        ) from error
     if version != MANIFEST_VERSION:
-        raise ValueError(f"{folder} has version {version}, this program reads {MANIFEST_VERSION}; prepare it again")
+        raise ValueError(
+            f"{folder} has version {one_line(version, 80)}, this program reads {MANIFEST_VERSION}; prepare it again"
+        )
+    # The first edition recorded the checksums of the texts, but none of the manifest itself.
+    if manifest.get("sha256", manifest_sha256(manifest)) != manifest_sha256(manifest):
+        raise ValueError(f"{folder} is damaged: {MANIFEST} does not have the SHA-256 that it records; prepare it again")
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     files = {split: folder / f"{split}.tokens" for split in SPLITS}
-    tokens = {split: Tokens.load(file, tokenizer_hash=tokenizer.hash) for split, file in files.items()}
-    # The digests of the headers, not of the data: opening a corpus must not read all of it.
-    digest = corpus_hash(tokenizer.hash, [read_header(file).sha256 for file in files.values()])
+    headers = {split: read_header(file) for split, file in files.items()}
+    for split, header in headers.items():
+        recorded = manifest.get("splits")
+        if not isinstance(recorded, dict) or recorded.get(split) != asdict(header):
+            raise ValueError(
+                f"{files[split]} is damaged: its header is not the one that {MANIFEST} records; prepare it again"
+            )
+        if header.tokenizer_hash == tokenizer.hash and header.vocab_size != tokenizer.vocab_size:
+            raise ValueError(
+                f"{files[split]} is damaged: it is of {header.vocab_size} tokens, the tokenizer has {tokenizer.vocab_size}; "
+                "prepare it again"
+            )
+    tokens = {split: Tokens.load(file, tokenizer_hash=tokenizer.hash, verify=verify) for split, file in files.items()}
+    digest = corpus_hash(tokenizer.hash, [header.sha256 for header in headers.values()])
     if digest != manifest.get("hash"):
         raise ValueError(f"{folder} is damaged: its files are not those of its {MANIFEST}; prepare it again")
     return Corpus(name, tokenizer, tokens["train"], tokens["valid"], tokens["test"], digest, note)
@@ -193,6 +230,14 @@ def eos_rule(tokenizer: Tokenizer) -> EosRule:
     if tokenizer.eos_id is None:
         return "none"
     return "line" if tokenizer.word_level else "document"
+
+
+def encode_batch(encoder: LineEncoder, batch: SplitBatch) -> Iterator[Encoded]:
+    """A batch's ids, part by part; text that cannot be encoded is refused with the name of its file."""
+    try:
+        yield from encoder.encode_parts(batch.lines)
+    except ValueError as error:
+        raise ValueError(f"{batch.source}: {error}" if batch.source else str(error)) from error
 
 
 class WordCounter:
@@ -207,7 +252,8 @@ class WordCounter:
             return
         for line in batch.lines:
             if line is not None:
-                self._counts.update(line.split())
+                for piece in cut_at_spaces(line):
+                    self._counts.update(piece.split())
                 self._num_lines += 1
         if len(self._counts) > MAX_WORD_TYPES:
             raise ValueError(
@@ -230,7 +276,7 @@ def _build(name: str, read: Reader, tokenizer: Tokenizer | None, min_count: int,
     encoder = LineEncoder(tokenizer, eos_rule(tokenizer))
     encoded: dict[Split, list[Encoded]] = {split: [] for split in SPLITS}
     for batch in read():
-        encoded[batch.split].append(encoder.encode(batch.lines))
+        encoded[batch.split] += encode_batch(encoder, batch)
     train, valid, test = (_concatenate(encoded[split], tokenizer.vocab_size) for split in SPLITS)
     return Corpus.from_splits(name, tokenizer, train, valid, test, note)
 

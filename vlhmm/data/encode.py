@@ -1,7 +1,10 @@
 """Lines of text to flat arrays of ids, fast: each distinct word is tokenized once."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -19,20 +22,37 @@ SPACE: Final = "▁"
 _EOS_UNIT: Final = "\n"
 _WORDS_A_TEXT: Final = 1 << 10
 _CHARS_AT_A_TIME: Final = 1 << 17
+# Lines are encoded so many characters at a time: as words they take twenty times their length.
+_PART_CHARS: Final = 1 << 20
+# What cannot be cut takes two hundred bytes a character in the backend.
+MAX_UNCUT_CHARS: Final = 1 << 22
 # Bounds of the cache's memory: some 300 MB.
 _MAX_CACHED_UNITS: Final = 3 << 18
 _MAX_CACHED_CHARS: Final = 1 << 24
 # Python takes these for white space, the tokenizers' backend does not.
 _SEPARATORS: Final = "\x1c\x1d\x1e\x1f"
+# White space that is no single space between two words.
+_UNEVEN_SPACE: Final = re.compile(r"^\s|\s$|\s\s|[^\S ]")
 
 
 @dataclass(frozen=True)
 class Encoded:
     ids: Int32s
     document_ends: Int64s
-    """In tokens from the beginning of `ids`."""
+    """In tokens from the beginning of `ids`, those of earlier parts not counted."""
     words: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A line, a part of a long one, or with None the end of a document."""
+
+    text: str | None
+    ends_line: bool
+
+
+_DOCUMENT_END: Final = _Piece(None, False)
 
 
 class LineEncoder:
@@ -58,29 +78,85 @@ class LineEncoder:
 
     def encode(self, lines: Sequence[str | None]) -> Encoded:
         """None in `lines` ends a document."""
+        parts = list(self.encode_parts(lines))
+        if len(parts) == 1:
+            return parts[0]
+        before = np.cumsum([0, *(len(part.ids) for part in parts)])
+        ends = [part.document_ends + first for part, first in zip(parts, before, strict=False)]
+        return Encoded(
+            np.concatenate([np.empty(0, np.int32), *(part.ids for part in parts)]),
+            np.concatenate([np.empty(0, np.int64), *ends]),
+            sum(part.words for part in parts),
+            sum(part.bytes for part in parts),
+        )
+
+    def encode_parts(self, lines: Sequence[str | None]) -> Iterator[Encoded]:
+        """The same, a bounded number of characters at a time."""
+        return map(self._encode_part, self._parts(lines))
+
+    def _parts(self, lines: Sequence[str | None]) -> Iterator[list[_Piece]]:
+        """The same lines, a bounded number of characters at a time; long ones are cut where that changes no id."""
+        part: list[_Piece] = []
+        num_chars = 0
+        for line in lines:
+            for piece in (_DOCUMENT_END,) if line is None else self._pieces(line):
+                part.append(piece)
+                num_chars += len(piece.text or "")
+                if num_chars >= _PART_CHARS:
+                    yield part
+                    part, num_chars = [], 0
+        yield part
+
+    def _pieces(self, line: str) -> Iterator[_Piece]:
+        if len(line) <= _PART_CHARS:
+            yield _Piece(line, True)
+        elif self._may_be_cut(line):
+            texts = cut_at_spaces(line)
+            text = next(texts)
+            for following in texts:
+                yield _Piece(text, False)
+                text = following
+            yield _Piece(text, True)
+        elif len(line) <= MAX_UNCUT_CHARS:
+            yield _Piece(line, True)
+        else:
+            raise ValueError(
+                f"a line of {len(line):,} characters, but the tokenizer reads a line as a whole, and takes memory for "
+                f"{MAX_UNCUT_CHARS:,} at most: break the lines"
+            )
+
+    def _may_be_cut(self, line: str) -> bool:
+        """What `_splits` says, without a list of all words."""
+        if self._begins_word is None:
+            return False
+        if self._tokenizer.word_level:
+            return not any(separator in line for separator in _SEPARATORS)
+        return SPACE not in line and _UNEVEN_SPACE.search(line) is None
+
+    def _encode_part(self, pieces: Sequence[_Piece]) -> Encoded:
         units: list[str] = []
         document_ends: list[int] = []
-        words = 0
-        for line in lines:
-            if line is None:
+        words = num_bytes = 0
+        for piece in pieces:
+            if piece.text is None:
                 if self._eos == "document":
                     units.append(_EOS_UNIT)
                 document_ends.append(len(units))
                 continue
-            line_words = line.split()
-            words += len(line_words)
-            if self._splits(line, line_words):
-                units += line_words
-            elif line:
-                units.append(line)
-            if self._eos == "line":
+            piece_words = piece.text.split()
+            words += len(piece_words)
+            # The line end, or the space that the line was cut at.
+            num_bytes += len(piece.text.encode()) + 1
+            if self._splits(piece.text, piece_words):
+                units += piece_words
+            elif piece.text:
+                units.append(piece.text)
+            if self._eos == "line" and piece.ends_line:
                 units.append(_EOS_UNIT)
         if self._cache.full:
             self._cache = _UnitCache(self._tokenizer, self._begins_word)
         ids, lengths = self._cache.look_up(units)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        texts = [line for line in lines if line is not None]
-        num_bytes = len("\n".join(texts).encode("utf-8", "surrogatepass")) + 1 if texts else 0
         return Encoded(ids, ends[np.array(document_ends, np.int64)], words, num_bytes)
 
     def _splits(self, line: str, words: list[str]) -> bool:
@@ -169,6 +245,15 @@ def _encode_texts(tokenizer: Tokenizer, texts: list[str]) -> tuple[Int32s, Int64
             parts += [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts[begin:end])]
             begin, num_chars = end, 0
     return np.concatenate(parts), np.array([len(part) for part in parts[1:]], np.int64)
+
+
+def cut_at_spaces(line: str) -> Iterator[str]:
+    """A long line in pieces of bounded length where it has spaces; each cut takes one of them out."""
+    begin = 0
+    while (end := line.find(" ", begin + _PART_CHARS)) >= 0:
+        yield line[begin:end]
+        begin = end + 1
+    yield line[begin:]
 
 
 def is_word(unit: str) -> bool:

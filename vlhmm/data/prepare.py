@@ -3,15 +3,14 @@
 import json
 import os
 import queue
-import shutil
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from vlhmm.data.atomic import atomic_write, partial_name, sync_folder
+from vlhmm.data.atomic import atomic_folder, atomic_write
 from vlhmm.data.corpus import (
     MANIFEST,
     MANIFEST_VERSION,
@@ -19,8 +18,11 @@ from vlhmm.data.corpus import (
     Corpus,
     WordCounter,
     corpus_hash,
+    encode_batch,
     eos_rule,
     load_prepared,
+    manifest_sha256,
+    printable_name,
 )
 from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.sources import SPLITS, Split
@@ -72,7 +74,7 @@ def prepare_steps(
 
     Splits, documents and EOS are as in `load_corpus`; `eos` asks for another rule: EOS after every line, every document,
     or none. Without a tokenizer the words of the training text are counted first. The folder appears under its name when
-    all of it is written; a hidden `.NAME.partial-*` beside it is what a killed run leaves, and can be deleted.
+    all of it is written; a hidden `.NAME.partial-*` beside it is what a killed run leaves, and the next one removes.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -95,20 +97,15 @@ def prepare_steps(
         tokenizer = load_tokenizer(tokenizer)
     rule = eos or eos_rule(tokenizer)
     encoder = LineEncoder(tokenizer, rule)
-    partial = partial_name(out)
     try:
-        partial.mkdir(parents=True)
-        with closing(_write_tokens(text, encoder, tokenizer, partial)) as steps:
-            for step in steps:
-                yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
-        tokenizer.save(partial / "tokenizer.json")
-        write_manifest(partial, out.name, tokenizer, rule)
-        partial.replace(out)
-        sync_folder(out.parent)
+        with atomic_folder(out) as partial:
+            with closing(_write_tokens(text, encoder, tokenizer, partial)) as steps:
+                for step in steps:
+                    yield Progress(counted + step.bytes_read, counted + size, step.num_tokens)
+            tokenizer.save(partial / "tokenizer.json")
+            write_manifest(partial, printable_name(out), tokenizer, rule)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}; nothing was kept", error.filename or str(out)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_tokens(
@@ -124,11 +121,11 @@ def _write_tokens(
         }
         for batch in stack.enter_context(closing(_in_thread(text.batches()))):
             writer = writers[batch.split]
-            encoded = encoder.encode(batch.lines)
-            ends = encoded.document_ends + writer.num_tokens
-            writer.write(encoded.ids)
-            writer.add_documents(ends)
-            writer.add_source(encoded.words, encoded.bytes)
+            for encoded in encode_batch(encoder, batch):
+                ends = encoded.document_ends + writer.num_tokens
+                writer.write(encoded.ids)
+                writer.add_documents(ends)
+                writer.add_source(encoded.words, encoded.bytes)
             yield Progress(batch.bytes_read, size, sum(w.num_tokens for w in writers.values()))
         for split, writer in writers.items():
             if not writer.num_tokens:
@@ -138,7 +135,7 @@ def _write_tokens(
 def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule, note: str = "") -> None:
     """Makes a folder with a token file for each split and the tokenizer a corpus."""
     headers = {split: read_header(folder / f"{split}.tokens") for split in SPLITS}
-    manifest = {
+    manifest: dict[str, Any] = {
         "version": MANIFEST_VERSION,
         "name": name,
         "note": note,
@@ -146,6 +143,7 @@ def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule,
         "hash": corpus_hash(tokenizer.hash, [header.sha256 for header in headers.values()]),
         "splits": {split: asdict(header) for split, header in headers.items()},
     }
+    manifest["sha256"] = manifest_sha256(manifest)
     atomic_write(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
 
 

@@ -47,10 +47,11 @@ def pydocs_documents(*, cache: bool = True) -> dict[Split, Documents]:
     file = cache_dir() / "pydocs" / f"{_cache_key()}.json"
     if cache and file.is_file():
         try:
-            return _by_split(json.loads(file.read_text(encoding="utf-8")))
+            return _by_split(_read_cache(file))
         except ValueError:
             # A damaged cache is made again.
-            file.unlink()
+            with suppress(OSError):
+                file.unlink()
     documents = _read_documentation()
     num_sentences = sum(map(len, documents))
     if num_sentences < MIN_SENTENCES:
@@ -60,8 +61,25 @@ def pydocs_documents(*, cache: bool = True) -> dict[Split, Documents]:
             "docstrings; use text of your own with --data, or another Python"
         )
     if cache:
-        atomic_write(file, json.dumps(documents).encode())
+        text = json.dumps(documents).encode()
+        try:
+            atomic_write(file, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+        except OSError as error:
+            warnings.warn(
+                f"{file} cannot be written ({error.strerror}), so the documentation is read anew each time: "
+                "set VLHMM_CACHE to a folder that can be written to",
+                stacklevel=2,
+            )
     return _by_split(documents)
+
+
+def _read_cache(file: Path) -> Documents:
+    """What was written behind its checksum; ValueError where that is another."""
+    recorded, _, text = file.read_bytes().partition(b"\n")
+    if recorded.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
+        raise ValueError(f"{file} is damaged")
+    documents: Documents = json.loads(text)
+    return documents
 
 
 def _by_split(documents: Documents) -> dict[Split, Documents]:

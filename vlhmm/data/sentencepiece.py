@@ -11,8 +11,12 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
+from vlhmm.data.backend_errors import backend_errors
 from vlhmm.data.encode import SPACE, WORD_SPLIT, reaches_over_words
 from vlhmm.data.tokenizer import Tokenizer
+
+# Of every piece all ways to cut it in two are tried. SentencePiece itself makes 16 unless told otherwise.
+MAX_PIECE_CHARS = 512
 
 
 class PieceKind(IntEnum):
@@ -69,7 +73,7 @@ def read_sentencepiece(data: bytes, name: str = "the file") -> SentencePieceMode
             remove_extra_spaces=bool(normalizer.get(4, 1)),
             escape_spaces=bool(normalizer.get(5, 1)),
         )
-    except (ValueError, IndexError, TypeError, struct.error, AttributeError) as error:
+    except (ValueError, IndexError, KeyError, TypeError, struct.error, AttributeError) as error:
         raise ValueError(f"{name} is no SentencePiece model: {error}; give a .model file") from error
     if not pieces:
         raise ValueError(f"{name} is no SentencePiece model: it has 0 pieces; give a .model file")
@@ -85,16 +89,10 @@ def convert_sentencepiece(data: bytes, name: str = "the file") -> Tokenizer:
     """
     model = read_sentencepiece(data, name)
     _check_supported(model, name)
-    backend = tokenizers.Tokenizer(_bpe(model) if model.kind is ModelKind.BPE else _unigram(model))
-    backend.normalizer = _normalizer(model)
-    backend.decoder = _decoder(model)
-    backend.add_special_tokens(
-        [
-            tokenizers.AddedToken(piece.text, special=True, normalized=False)
-            for piece in model.pieces
-            if piece.kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)
-        ]
-    )
+    # The backend panics on a damaged table of characters, for one.
+    refused = name.replace("{", "{{").replace("}", "}}") + " is no SentencePiece model: {}; give a .model file"
+    with backend_errors(refused, quiet=True):
+        backend = _backend(model)
     symbols = [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED]
     splits: list[dict[str, Any]] = []
     if symbols:
@@ -112,12 +110,30 @@ def convert_sentencepiece(data: bytes, name: str = "the file") -> Tokenizer:
     if splits:
         fields["pre_tokenizer"] = splits[0] if len(splits) == 1 else {"type": "Sequence", "pretokenizers": splits}
     eos = model.pieces[model.eos_id].text if 0 <= model.eos_id < len(model.pieces) else None
-    return Tokenizer.from_backend(tokenizers.Tokenizer.from_str(json.dumps(fields)), eos)
+    with backend_errors(refused):
+        return Tokenizer.from_backend(tokenizers.Tokenizer.from_str(json.dumps(fields)), eos)
+
+
+def _backend(model: SentencePieceModel) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(_bpe(model) if model.kind is ModelKind.BPE else _unigram(model))
+    backend.normalizer = _normalizer(model)
+    backend.decoder = _decoder(model)
+    backend.add_special_tokens(
+        [
+            tokenizers.AddedToken(piece.text, special=True, normalized=False)
+            for piece in model.pieces
+            if piece.kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)
+        ]
+    )
+    # A table that is damaged inside is found at its first use.
+    backend.normalizer.normalize_str("A \u00c5 \uff21")
+    return backend
 
 
 def _check_supported(model: SentencePieceModel, name: str) -> None:
     unsupported = {
         f"model type {model.kind.name}": model.kind not in (ModelKind.BPE, ModelKind.UNIGRAM),
+        f"a piece of more than {MAX_PIECE_CHARS} characters": any(len(p.text) > MAX_PIECE_CHARS for p in model.pieces),
         "unused pieces": any(piece.kind is PieceKind.UNUSED for piece in model.pieces),
         "treat_whitespace_as_suffix": model.space_is_suffix,
         "escape_whitespaces=false": not model.escape_spaces,
@@ -178,7 +194,8 @@ def _check_symbols(model: SentencePieceModel, backend: tokenizers.Tokenizer, sym
     """
     prefix = SPACE if model.add_dummy_prefix else ""
     for symbol in symbols:
-        normalized = backend.normalizer.normalize_str(symbol) if backend.normalizer else symbol
+        with backend_errors("the normalizer fails: {}; the SentencePiece model is damaged"):
+            normalized = backend.normalizer.normalize_str(symbol) if backend.normalizer else symbol
         if normalized.removeprefix(prefix) != symbol:
             raise ValueError(
                 f"{name} has the user-defined symbol {symbol!r}, which its normalizer turns into {normalized!r}; "
@@ -236,6 +253,8 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
         if byte < 128:
             return value, position
+        if shift > 63:
+            raise ValueError(f"an integer of more than 64 bits at byte {position}")
 
 
 def _signed(value: int) -> int:

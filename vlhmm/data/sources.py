@@ -9,16 +9,24 @@ import re
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
+
+from vlhmm.data.json_file import one_line
 
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 SUFFIXES: Final = (".txt", ".txt.gz", ".txt.xz", ".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet")
 
 BATCH_CHARS: Final = 1 << 20
-# One line is held in memory as a whole; more than this is a file without line ends.
-MAX_LINE_CHARS: Final = 1 << 26
+# One line is held in memory as a whole; more than this is a file without line ends. A record's text is held beside its line.
+MAX_LINE_BYTES: Final = 1 << 26
+MAX_RECORD_BYTES: Final = 1 << 27
+# Of an .xz file's decoder: four times what the highest preset takes.
+MAX_XZ_BYTES: Final = 1 << 28
+_SHOWN_KEYS: Final = 8
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _SPLIT_NAME: Final = re.compile(r"(train|valid|val|dev|test)(?![a-z])|(validation)", re.IGNORECASE)
 
 
@@ -96,7 +104,7 @@ def read_batches(path: Path) -> Generator[Batch, None, None]:
             yield Batch(lines, batch.bytes_read)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert it first") from error
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, MemoryError) as error:
         raise ValueError(f"{path} is damaged or cut short: {error}; fetch it again") from error
 
 
@@ -115,29 +123,53 @@ def _marked_batches(path: Path) -> Iterator[Batch]:
 def read_raw_lines(path: Path) -> Iterator[tuple[list[str], int]]:
     """Batches of the lines of a text file, blank ones too, without their ends; with each the bytes read so far."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    rest = ""
+    held = ""
+    # Parts of a line that has not ended yet: to join them at every block would copy a long line once a block.
+    begun: list[str] = []
     with path.open("rb") as raw, _unpack(raw, path) as stream:
         while block := stream.read(BATCH_CHARS):
             # A carriage return at the block's end may be half of a line end: it waits for the next block.
-            text = rest + decoder.decode(block)
+            text = held + decoder.decode(block)
             held = "\r" if text.endswith("\r") else ""
             lines = _unify_line_ends(text.removesuffix("\r")).split("\n")
-            rest = lines.pop() + held
-            if len(rest) > MAX_LINE_CHARS:
-                raise ValueError(
-                    f"{path} has a line of more than {MAX_LINE_CHARS} characters; the limit keeps memory bounded: "
-                    "break its lines"
-                )
-            yield lines, raw.tell()
-        last = _unify_line_ends(rest + decoder.decode(b"", final=True)).split("\n")
+            begun.append(lines[0])
+            _check_length(begun, path)
+            if len(lines) > 1:
+                lines[0] = "".join(begun)
+                begun = [lines.pop()]
+                yield lines, raw.tell()
+        last = _unify_line_ends("".join(begun) + held + decoder.decode(b"", final=True)).split("\n")
+        begun.clear()
         # Text after the last line end is a line; nothing after it is not.
         yield last if last[-1] else last[:-1], raw.tell()
+
+
+def _check_length(parts: list[str], path: Path) -> None:
+    """Refuses a line before its parts are joined: one wide character makes all of them wide."""
+    num_chars = sum(map(len, parts))
+    if num_chars * 4 > MAX_LINE_BYTES and num_chars * max(map(_bytes_a_char, parts)) > MAX_LINE_BYTES:
+        raise ValueError(
+            f"{path} has a line of more than {num_chars:,} characters, {MAX_LINE_BYTES:,} bytes in memory; the limit keeps "
+            "memory bounded: break its lines"
+        )
+
+
+def _bytes_a_char(text: str) -> int:
+    """What Python takes for each character of a text."""
+    if not text or text.isascii():
+        return 1
+    highest = max(text)
+    return 1 if highest < "\u0100" else 2 if highest < "\U00010000" else 4
 
 
 def _unpack(raw: io.BufferedReader, path: Path) -> io.BufferedIOBase:
     if path.suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)
-    return lzma.LZMAFile(raw) if path.suffix == ".xz" else raw
+    if path.suffix != ".xz":
+        return raw
+    # The header decides how much memory is taken, and the file's reader has no limit of its own.
+    lzma.LZMADecompressor(memlimit=MAX_XZ_BYTES).decompress(raw.peek(1 << 16), max_length=1)
+    return lzma.LZMAFile(raw)
 
 
 def _unify_line_ends(text: str) -> str:
@@ -148,22 +180,51 @@ def _jsonl_batches(path: Path) -> Iterator[Batch]:
     number = 0
     for rows, bytes_read in read_raw_lines(path):
         lines: list[str | None] = []
-        for row in rows:
+        rows.reverse()
+        while rows:
             number += 1
-            if row.strip():
-                lines += _record_lines(_record_text(row, path, number))
+            # Taken out, so that a long row is not held beside the lines that are made of it.
+            if not rows[-1] or rows[-1].isspace():
+                rows.pop()
+            else:
+                lines += _record_lines(_record_text(rows.pop(), path, number))
         yield Batch(lines, bytes_read)
 
 
 def _record_text(row: str, path: Path, number: int) -> str:
+    escapes = row.count("\\u")
+    surrogates = bool(escapes) and _SURROGATE.search(row) is not None
+    bytes_a_char = 4 if surrogates else max(2 if escapes else 1, _bytes_a_char(row))
+    if (size := (len(row) - 5 * escapes) * bytes_a_char) > MAX_RECORD_BYTES:
+        raise ValueError(
+            f"{path}, line {number} has a text of up to {size:,} bytes in memory, the limit is {MAX_RECORD_BYTES:,}: "
+            "break it into several records"
+        )
     try:
         record = json.loads(row)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number} is no JSON: {error}; write one object a line") from error
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        keys = ", ".join(map(str, record)) if isinstance(record, dict) else "none"
+    except RecursionError:
+        raise ValueError(f"{path}, line {number} is JSON nested too deeply; write one object a line") from None
+    # An integer of more than 4,300 digits is a plain ValueError.
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number} is no JSON: {error}; write one object a line") from None
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        keys = _shown_keys(record) if isinstance(record, dict) else "none"
         raise ValueError(f'{path}, line {number} has no string under "text" (its keys: {keys}); rename the key')
-    return str(record["text"])
+    if surrogates:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{path}, line {number} has half a character, \\u{ord(text[error.start]):04x}, at character {error.start:,} "
+                "of its text; no UTF-8 can hold it: repair the escapes"
+            ) from None
+    return text
+
+
+def _shown_keys(record: dict[str, object]) -> str:
+    more = f" and {len(record) - _SHOWN_KEYS} more" if len(record) > _SHOWN_KEYS else ""
+    return ", ".join(one_line(key, 40) for key in islice(record, _SHOWN_KEYS)) + more
 
 
 def _parquet_batches(path: Path) -> Iterator[Batch]:
@@ -174,27 +235,58 @@ def _parquet_batches(path: Path) -> Iterator[Batch]:
         raise ValueError(f'{path} needs the extra for parquet files: pip install "vlhmm[parquet]"') from error
     size = path.stat().st_size
     try:
-        file = parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is damaged or no parquet file: {error}; fetch it again") from error
+        file = parquet.ParquetFile(path, page_checksum_verification=True)
+    # Metadata that cannot be parsed is an OSError, names that are no UTF-8 a UnicodeDecodeError.
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        raise ValueError(f"{path} is damaged or no parquet file: {one_line(error)}; fetch it again") from None
     with file:
-        if "text" not in file.schema_arrow.names:
+        try:
+            schema = file.schema_arrow
+            kinds = [field.type for field in schema if field.name == "text"]
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+            raise ValueError(f"{path} is damaged: {one_line(error)}; fetch it again") from None
+        if not kinds:
             raise ValueError(
-                f"{path} has no column text (its columns: {', '.join(file.schema_arrow.names)}); rename the column"
+                f"{path} has no column text (its columns: {one_line(', '.join(schema.names))}); rename the column"
+            )
+        if len(kinds) > 1 or not _is_text(kinds[0]):
+            raise ValueError(
+                f"{path} has text of type {one_line(', '.join(map(str, kinds)))}, one column of strings is needed"
             )
         rows_read = 0
-        for table in file.iter_batches(batch_size=256, columns=["text"]):
-            rows_read += len(table)
+        batches = file.iter_batches(batch_size=256, columns=["text"])
+        while True:
+            try:
+                texts = next(batches).column(0).to_pylist()
+            except StopIteration:
+                return
+            except UnicodeDecodeError:
+                raise
+            except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+                raise ValueError(
+                    f"{path} is damaged after row {rows_read:,}: {one_line(error)}; fetch it again"
+                ) from None
+            rows_read += len(texts)
             lines: list[str | None] = []
-            for text in table.column(0).to_pylist():
+            for text in texts:
                 if text is not None:
                     lines += _record_lines(text)
-            yield Batch(lines, size * rows_read // max(file.metadata.num_rows, 1))
+            yield Batch(lines, min(size, size * rows_read // max(file.metadata.num_rows, 1)))
+
+
+def _is_text(kind: Any) -> bool:
+    """A type whose values are strings, plain or by dictionary."""
+    from pyarrow import types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    views = getattr(types, "is_string_view", lambda _: False)
+    return bool(types.is_string(value) or types.is_large_string(value) or views(value))
 
 
 def _record_lines(text: str) -> list[str | None]:
-    lines = [line for line in _unify_line_ends(text).split("\n") if line and not line.isspace()]
-    return [*lines, None]
+    lines: list[str | None] = [line for line in _unify_line_ends(text).split("\n") if line and not line.isspace()]
+    lines.append(None)
+    return lines
 
 
 def _has_suffix(path: Path) -> bool:

@@ -21,6 +21,8 @@ class SplitBatch:
     lines: list[str | None]
     bytes_read: int = 0
     """Bytes of all files, as they lie on disk, read so far."""
+    source: str = ""
+    """The file, for an error about its text."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Text:
         done = 0
         for file, split in zip(self.files, splits, strict=True):
             for batch in self._read(file):
-                yield SplitBatch(split, batch.lines, done + batch.bytes_read)
+                yield SplitBatch(split, batch.lines, done + batch.bytes_read, str(file))
             done += file.stat().st_size
 
     def _by_document(self) -> Iterator[SplitBatch]:
@@ -58,7 +60,7 @@ class Text:
                     document += line is None
                 for split, lines in kept.items():
                     if lines:
-                        yield SplitBatch(split, lines, done + batch.bytes_read)
+                        yield SplitBatch(split, lines, done + batch.bytes_read, str(file))
             done += file.stat().st_size
         if document < GROUP:
             raise ValueError(

@@ -13,7 +13,10 @@ from typing import Any, Final, SupportsIndex, final
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from vlhmm.arguments import check_text
 from vlhmm.data.atomic import atomic_write
+from vlhmm.data.backend_errors import backend_errors
+from vlhmm.data.json_file import parse_json, read_json_object, read_text
 
 EOS: Final = "<eos>"
 UNK: Final = "<unk>"
@@ -29,6 +32,46 @@ KNOWN_EOS: Final = (
     "[SEP]",
     "[EOS]",
 )
+
+
+# Of a tokenizer.json; those of the largest vocabularies have 40 MB.
+MAX_TOKENIZER_BYTES: Final = 1 << 28
+# Ids between those of tokens that no token has.
+MAX_UNUSED_IDS: Final = 1 << 20
+
+
+def _check_merges(model: dict[str, Any]) -> None:
+    """A second half without the prefix of second halves makes the backend abort the process: it cuts the prefix off unseen."""
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
+        return
+    for merge in merges:
+        halves = merge.split(" ") if isinstance(merge, str) else merge
+        second = halves[1] if isinstance(halves, list) and len(halves) == 2 else None
+        if not isinstance(second, str) or not second.startswith(prefix):
+            raise ValueError(
+                f"this is no tokenizer.json: the merge {str(merge)[:80]!r} has no second half that begins with {prefix[:80]!r}; "
+                "give one written by `tokenizers`"
+            )
+
+
+def _try_out(backend: tokenizers.Tokenizer) -> None:
+    """Some damage shows when a text is first read: better here than in the middle of one."""
+    try:
+        backend.encode("a A1 é\uff21中", add_special_tokens=False)
+    # A text may have words that are unknown; a panic is none of these.
+    except Exception:
+        return
+
+
+def _check_utf8(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text has half a character, \\u{ord(text[error.start]):04x}, at character {error.start:,}, which no UTF-8 "
+            "can hold: repair it"
+        ) from None
 
 
 @final
@@ -64,22 +107,29 @@ class Tokenizer:
     """
 
     def __init__(self, definition: str) -> None:
-        try:
-            fields: dict[str, Any] = json.loads(definition)
+        fields = parse_json(definition, "this is no tokenizer.json: the text")
+        if not isinstance(fields, dict) or not isinstance(fields.get("model"), dict):
+            raise ValueError("this is no tokenizer.json: it has no model; give one written by `tokenizers`")
+        _check_merges(fields["model"])
+        with backend_errors("this is no tokenizer.json: {}; give one written by `tokenizers`", quiet=True):
             self.backend = tokenizers.Tokenizer.from_str(definition)
-        # The backend raises bare Exception for anything it cannot read.
-        except Exception as error:
-            raise ValueError(f"this is no tokenizer.json: {error}; give one written by `tokenizers`") from error
-        self.backend.no_truncation()
-        self.backend.no_padding()
-        self.backend.encode_special_tokens = True
+            self.backend.no_truncation()
+            self.backend.no_padding()
+            self.backend.encode_special_tokens = True
+            _try_out(self.backend)
+            self._ids: Final = self.backend.get_vocab(with_added_tokens=True)
         self._definition: Final = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         # Of the file's own content, not of the backend's idea of it: that may change from version to version.
         self.hash: Final = hashlib.sha256(self._definition.encode()).hexdigest()
-        self._ids: Final = self.backend.get_vocab(with_added_tokens=True)
         if not self._ids:
             raise ValueError("this tokenizer has no tokens (vocabulary of 0); give one that was trained")
         self.vocab_size: Final = max(self._ids.values()) + 1
+        if self.vocab_size > len(self._ids) + MAX_UNUSED_IDS:
+            # Every id takes memory, in names and in models, used or not.
+            raise ValueError(
+                f"this tokenizer has {len(self._ids):,} tokens, but ids up to {self.vocab_size - 1:,}, so that more than "
+                f"{MAX_UNUSED_IDS:,} are unused: its vocabulary is damaged"
+            )
         self.word_level: Final[bool] = fields["model"].get("type") == "WordLevel"
         self.eos_id: Final = self._find_eos(fields.get("post_processor"))
         self.unk_id: Final = self._find_unk(fields["model"])
@@ -134,10 +184,16 @@ class Tokenizer:
             >>> vlhmm.Tokenizer.load("demo-model/tokenizer.json") == lm.tokenizer
             True
         """
+        text = read_text(path, MAX_TOKENIZER_BYTES)
         try:
-            return cls(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, KeyError, AttributeError) as error:
+            return cls(text)
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+    @property
+    def definition(self) -> str:
+        """What `save` writes."""
+        return self._definition
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the `tokenizer.json` atomically.
@@ -171,6 +227,7 @@ class Tokenizer:
             >>> word_tokenizer(["the", "cat", "sees"]).encode("the cat sees the dog")
             [2, 0, 1, 2, 3]
         """
+        check_text("text", text)
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -190,13 +247,16 @@ class Tokenizer:
             >>> word_tokenizer(["the", "cat", "sees"]).encode_batch(["the cat", "sees"])
             [[2, 0], [1]]
         """
-        try:
-            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:
-            raise ValueError(
-                f"the text cannot be encoded: {error}; the vocabulary of {self.vocab_size} tokens lacks a word and "
-                f"has no unknown token to stand for it: add {UNK!r} to the vocabulary"
-            ) from error
+        texts = list(texts)
+        for text in texts:
+            if not text.isascii():
+                _check_utf8(text)
+        remedy = (
+            f"the vocabulary of {self.vocab_size} tokens lacks a word and has no unknown token to stand for it: "
+            f"add {UNK!r} to the vocabulary"
+        )
+        with backend_errors("the text cannot be encoded: {}; " + remedy.replace("{", "{{").replace("}", "}}")):
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
@@ -300,7 +360,8 @@ class Tokenizer:
     def _decode_piece(self, ids: list[int]) -> str:
         if self.word_level:
             return " ".join(self._names[i] for i in ids)
-        return self.backend.decode(ids, skip_special_tokens=False)
+        with backend_errors("these ids cannot be decoded: {}; the tokenizer is damaged"):
+            return self.backend.decode(ids, skip_special_tokens=False)
 
     def _checked(self, token: SupportsIndex) -> int:
         number = operator.index(token)
@@ -310,15 +371,21 @@ class Tokenizer:
             )
         return number
 
-    def _find_eos(self, post_processor: dict[str, Any] | None) -> int | None:
-        template = (post_processor or {}).get("single") or []
-        last = template[-1].get("SpecialToken", {}).get("id") if template else None
-        return next((self._ids[name] for name in (last, *KNOWN_EOS) if name in self._ids), None)
+    def _find_eos(self, post_processor: Any) -> int | None:
+        template = post_processor.get("single") if isinstance(post_processor, dict) else None
+        last = template[-1] if isinstance(template, list) and template else None
+        special = last.get("SpecialToken") if isinstance(last, dict) else None
+        name = special.get("id") if isinstance(special, dict) else None
+        known = (name, *KNOWN_EOS) if isinstance(name, str) else KNOWN_EOS
+        return next((self._ids[name] for name in known if name in self._ids), None)
 
     def _find_unk(self, model: dict[str, Any]) -> int | None:
         unk = model.get("unk_token")
+        if isinstance(unk, str):
+            return self._ids.get(unk)
         # Unigram models give the number instead of the name.
-        return self._ids.get(unk) if isinstance(unk, str) else model.get("unk_id")
+        number = model.get("unk_id")
+        return number if type(number) is int and 0 <= number < self.vocab_size else None
 
 
 def word_tokenizer(
@@ -376,6 +443,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if path.suffix == ".model":
         from vlhmm.data.sentencepiece import convert_sentencepiece
 
+        if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
+            raise ValueError(f"{path} has {size:,} bytes, the limit is {MAX_TOKENIZER_BYTES:,}: it is no tokenizer")
         return convert_sentencepiece(path.read_bytes(), name=str(path))
     return Tokenizer.load(path)
 
@@ -383,5 +452,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def _configured_eos(path: Path) -> str | None:
     if not path.is_file():
         return None
-    eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
-    return eos.get("content") if isinstance(eos, dict) else eos
+    eos = read_json_object(path, MAX_TOKENIZER_BYTES).get("eos_token")
+    name = eos.get("content") if isinstance(eos, dict) else eos
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"{path} has eos_token = {str(eos)[:80]}, but a token's name is needed: it was edited")
+    return name

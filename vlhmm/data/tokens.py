@@ -10,7 +10,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlhmm.data.atomic import atomic_file
+from vlhmm.data.json_file import parse_json
 
 MAGIC: Final = b"VLHMMTOK"
 VERSION: Final = 1
@@ -227,6 +228,11 @@ class Tokens:
             raise ValueError(f"{path} is damaged: {error}; prepare it again") from error
         if verify and tokens.digest() != header.sha256:
             raise ValueError(f"{path} is damaged: its SHA-256 is not {header.sha256}; prepare it again")
+        # A file whose checksum is right may still have been written by another program.
+        if verify and (largest := max((int(chunk.max()) for chunk in _chunks(ids)), default=0)) >= header.vocab_size:
+            raise ValueError(
+                f"{path} is damaged: it has token id {largest}, the vocabulary is 0..{header.vocab_size - 1}; prepare it again"
+            )
         return tokens
 
 
@@ -265,19 +271,33 @@ def read_header(path: str | os.PathLike[str]) -> TokenFileHeader:
     _, version, length = _PREFIX.unpack_from(block)
     if version != VERSION:
         raise ValueError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
-    try:
-        fields = json.loads(block[_PREFIX.size : _PREFIX.size + length])
-        checksum = fields.pop("header_crc")
-        header = TokenFileHeader(**fields)
-        damaged = checksum != _header_crc(header) or np.dtype(header.dtype) != id_dtype(header.vocab_size)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        damaged = True
-    if damaged:
+    header = _header_of(block[_PREFIX.size : _PREFIX.size + length])
+    if header is None:
         raise ValueError(f"{path} is damaged: its header cannot be read; prepare it again")
     expected = header.offsets_at + 8 * (header.num_documents + 1)
     if size != expected:
         raise ValueError(f"{path} is damaged: {size} bytes, its header says {expected}; prepare it again")
     return header
+
+
+def _header_of(text: bytes) -> TokenFileHeader | None:
+    """None for anything that `TokenWriter` did not write, a wrong type included."""
+    try:
+        values = parse_json(text, "the header")
+        checksum = values.pop("header_crc")
+        counts = [values[name] for name in ("vocab_size", "num_tokens", "num_documents")]
+        sizes = [values[name] for name in ("words", "bytes")]
+        texts = [values[name] for name in ("dtype", "tokenizer_hash", "sha256")]
+        sound = (
+            checksum == _header_crc(values)
+            and all(type(count) is int and count >= 0 for count in counts)
+            and all(size is None or type(size) is int for size in sizes)
+            and all(type(name) is str for name in texts)
+            and values["dtype"] == id_dtype(values["vocab_size"]).str
+        )
+        return TokenFileHeader(**values) if sound else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 class TokenWriter:
@@ -339,7 +359,7 @@ class TokenWriter:
             bytes=self._bytes,
             sha256=self._sha.hexdigest(),
         )
-        content = json.dumps({**asdict(header), "header_crc": _header_crc(header)}).encode()
+        content = json.dumps({**asdict(header), "header_crc": _header_crc(asdict(header))}).encode()
         # The header comes last, so that a file without one was never finished.
         self._file.seek(0)
         self._file.write(_PREFIX.pack(MAGIC, VERSION, len(content)) + content)
@@ -360,8 +380,8 @@ def _aligned(position: int) -> int:
     return -(-position // 8) * 8
 
 
-def _header_crc(header: TokenFileHeader) -> int:
-    return zlib.crc32(json.dumps(asdict(header), sort_keys=True).encode())
+def _header_crc(values: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def _chunks(array: npt.NDArray[Any], size: int = 1 << 22) -> Iterator[npt.NDArray[Any]]:

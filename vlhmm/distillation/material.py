@@ -268,7 +268,10 @@ def finding_states(
 
 
 def _read_prompts(path: Path) -> list[str]:
-    prompts = [text for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
+    try:
+        prompts = [text for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it first") from None
     if not prompts:
         raise ValueError(f"{path} has 0 prompts, at least 1 line of text is needed")
     return prompts

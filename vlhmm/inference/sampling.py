@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
+from vlhmm.memory import available_bytes, require_memory
 from vlhmm.ops.recursion import filtered
 from vlhmm.tables import Belief, Tables
 
@@ -27,6 +28,11 @@ class StateWords:
         self._order = key.argsort(stable=True)
         self._counts = torch.bincount(key, minlength=count)
         self._first = self._counts.cumsum(0) - self._counts
+
+    @property
+    def longest(self) -> int:
+        """The most words that any state has."""
+        return int(self._counts.max())
 
     def of(self, states: Int[Tensor, " N"]) -> tuple[Int[Tensor, "N W"], Float[Tensor, "N W"]]:
         """Words and log p(word | state); rows shorter than the longest are filled up with -inf."""
@@ -46,6 +52,13 @@ def draw(log_probs: Float[Tensor, "... N"], generator: torch.Generator | None) -
     """One index a row, by the Gumbel maximum; rows need not be normalised."""
     noise = torch.empty_like(log_probs).exponential_(generator=generator)
     return (log_probs - noise.log()).argmax(-1)
+
+
+def require_drawn(num: int, bytes_each: int, what: str, device: torch.device, fixed: int = 0) -> None:
+    """Refuses `num` draws side by side that do not fit on `device` beside `fixed` bytes; says how many do."""
+    fit = (available_bytes(device) - fixed) // bytes_each
+    remedy = f"draw at most {fit:,} at a time" if fit > 0 else "draw shorter texts, or use a smaller model"
+    require_memory(fixed + num * bytes_each, what, remedy, device)
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,10 @@ def sample(
 ) -> Sample:
     """(z, x) ~ p(z, x), each `length` tokens long."""
     words = words or StateWords(tables)
+    size = tables.log_emission.element_size()
+    # Logits and noise over states; words, their places and their logits; states and tokens of all positions.
+    per_text = 4 * tables.num_states * size + words.longest * (20 + 3 * size) + 4 * 8 * length
+    require_drawn(num, per_text, f"{num:,} texts of {length:,} tokens with their states", tables.device)
     log_next = tables.log_start.expand(num, -1)
     states, tokens = [], []
     for _ in range(length):
@@ -101,6 +118,10 @@ def sample_posterior(
     window = window or default_window(tables, batch.tokens.shape[0])
     size, num_positions = batch.tokens.shape
     states_per_word = tables.support.states_per_word
+    # Logits and noise over the states of one position; the paths.
+    per_path = size * (6 * states_per_word * tables.log_emission.element_size() + 4 * 8 * num_positions)
+    what = f"{num:,} state paths for each of {size:,} texts of {num_positions:,} tokens"
+    require_drawn(num, per_path, what, tables.device)
     parts, entering = list(windows(batch, window)), []
     log_last, token = tables.log_emission.new_zeros(size, states_per_word), batch.tokens[:, 0].clone()
     for first, rows, part in parts:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlhmm.data.json_file import read_json_object
 from vlhmm.lm import LanguageModel
 from vlhmm.text.answers import NamedState
 from vlhmm.training.run_folder import RESULTS, read_log
@@ -113,7 +113,7 @@ def training_summary(folder: Path) -> TrainingSummary | None:
     last, best = checks[-1], min(checks, key=lambda record: float(record["valid_perplexity"]))
     run = None
     if (folder / RESULTS).exists():
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        results = read_json_object(folder / RESULTS)
         names = ("stopped", "train_seconds", "device", "seed", "command", "perplexity")
         run = RunSummary(**{name: results.get(name) for name in names})
     return TrainingSummary(

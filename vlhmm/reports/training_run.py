@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from vlhmm._version import __version__
 from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus
-from vlhmm.data.atomic import atomic_write
+from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.distillation.material import DrawnSamples, HeldOutSamples, held_out_samples
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
@@ -29,7 +29,7 @@ from vlhmm.training.joint_phase import JointPhase
 from vlhmm.training.plan import RECIPE, Plan
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import RESULTS, RunFolder, read_log
-from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped, relay
+from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped, relay
 
 BLOCKS, CURVE = "blocks.tsv", "learning_curve.png"
 
@@ -111,87 +111,87 @@ def training_run(
     samples: DrawnSamples | None = None,
 ) -> Generator[RunEvent, None, RunResults]:
     """`train_and_report`, an event at a time."""
-    out, device = Path(out), torch.device(device)
-    # Another process or an earlier run is refused before words are clustered; the lock is taken again for training.
-    with RunFolder(out, resume):
-        pass
-    blocks = yield from _blocks(plan.recipe, corpus, out, blocks_file, resume)
-    model = plan.recipe.make_model(corpus, blocks).to(device)
-    yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words")
-    yield Note(
-        f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
-        f"{model.num_parameters:,} parameters, on {device}"
-    )
-    stopped = yield from _train(plan, corpus, out, blocks, model, resume, max_seconds, joint)
-    seconds = stopped.seconds + (_earlier_seconds(out) if resume else 0.0)
-    figures: HeldOutText | HeldOutSamples | None = None
-    curve = None
-    if stopped.reason != "interrupted":
-        if samples is None:
-            figures = yield from evaluating_held_out(model, corpus)
-        else:
-            figures = held_out_samples(model, corpus, samples)
-        curve = yield from _draw_curve(out, f"{corpus.name}, {model.support.num_states:,} states")
-    results = RunResults(
-        stopped=stopped.reason,
-        step=stopped.step,
-        num_steps=stopped.num_steps,
-        train_seconds=seconds,
-        best_check_perplexity=stopped.best_perplexity,
-        num_states=model.support.num_states,
-        num_parameters=model.num_parameters,
-        corpus=corpus,
-        seed=plan.recipe.train.seed,
-        device=device_name(device),
-        command=command,
-        vlhmm=__version__,
-        python=platform.python_version(),
-        torch=torch.__version__,
-        figures=figures,
-        learning_curve=curve,
-    )
-    _write_results(out, results)
+    device = torch.device(device)
+    # Held to the end: all that is written into the folder is written under its lock.
+    with RunFolder(Path(out), resume) as folder:
+        blocks = yield from _blocks(plan.recipe, corpus, folder, blocks_file)
+        model = plan.recipe.make_model(corpus, blocks).to(device)
+        yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words")
+        yield Note(
+            f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
+            f"{model.num_parameters:,} parameters, on {device}"
+        )
+        stopped = yield from _train(plan, corpus, folder, blocks, model, max_seconds, joint)
+        figures: HeldOutText | HeldOutSamples | None = None
+        curve = None
+        if stopped.reason != "interrupted":
+            if samples is None:
+                figures = yield from evaluating_held_out(model, corpus)
+            else:
+                figures = held_out_samples(model, corpus, samples)
+            curve = yield from _draw_curve(folder.path, f"{corpus.name}, {model.support.num_states:,} states")
+        results = RunResults(
+            stopped=stopped.reason,
+            step=stopped.step,
+            num_steps=stopped.num_steps,
+            train_seconds=stopped.seconds,
+            best_check_perplexity=stopped.best_perplexity,
+            num_states=model.support.num_states,
+            num_parameters=model.num_parameters,
+            corpus=corpus,
+            seed=plan.recipe.train.seed,
+            device=device_name(device),
+            command=command,
+            vlhmm=__version__,
+            python=platform.python_version(),
+            torch=torch.__version__,
+            figures=figures,
+            learning_curve=curve,
+        )
+        atomic_write(folder.path / RESULTS, (json.dumps(as_values(results), indent=2) + "\n").encode())
     return results
 
 
 def _train(
     plan: Plan,
     corpus: Corpus,
-    out: Path,
+    folder: RunFolder,
     blocks: Blocks,
     model: Model,
-    resume: bool,
     max_seconds: float | None,
     joint: JointPhase | None,
 ) -> Generator[StepEvent | CheckEvent, None, Stopped]:
-    """Trains; the plan is written with the first event."""
+    resume = folder.resume
     if plan.em is None:
         settings = plan.recipe.train
-        events = training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds)
+        events = training(model, corpus, settings, joint=joint, out=folder, resume=resume, max_seconds=max_seconds)
     else:
-        events = em_training(model, corpus, plan.em, out=out, resume=resume, max_seconds=max_seconds)
-    planned = resume and (out / RECIPE).exists()
+        events = em_training(model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds)
+    return (yield from relay(_with_plan(events, plan, corpus, folder, blocks), Stopped))
 
-    def with_plan() -> Generator[StepEvent | CheckEvent | Stopped, None, None]:
-        nonlocal planned
-        for event in events:
-            if not planned:
-                # Only now is the folder locked, and nothing else is in it yet.
-                plan.save(out)
-                counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
-                blocks.save(out / BLOCKS, corpus.tokenizer.tokens(), counts)
-                planned = True
-            yield event
 
-    return (yield from relay(with_plan(), Stopped))
+def _with_plan(
+    events: Iterator[Event], plan: Plan, corpus: Corpus, folder: RunFolder, blocks: Blocks
+) -> Iterator[Event]:
+    """The events; with the first of them plan and blocks are written: settings that are refused leave no plan."""
+    planned = folder.resume and (folder.path / RECIPE).exists()
+    for event in events:
+        if not planned:
+            # The plan last: a folder that has one has its blocks too.
+            counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
+            blocks.save(folder.path / BLOCKS, corpus.tokenizer.tokens(), counts)
+            plan.save(folder.path)
+            planned = True
+        yield event
 
 
 def _blocks(
-    recipe: Recipe, corpus: Corpus, out: Path, blocks_file: Path | None, resume: bool
+    recipe: Recipe, corpus: Corpus, folder: RunFolder, blocks_file: Path | None
 ) -> Generator[Progress | Note, None, Blocks]:
     given = None if blocks_file is None else Blocks.load(blocks_file, corpus.tokenizer.tokens())
-    if resume and (out / BLOCKS).exists():
-        saved = Blocks.load(out / BLOCKS, corpus.tokenizer.tokens())
+    kept = folder.path / BLOCKS
+    if folder.resume and (folder.path / RECIPE).exists() and kept.exists():
+        saved = Blocks.load(kept, corpus.tokenizer.tokens())
         if given is not None and not np.array_equal(given.block_of_word, saved.block_of_word):
             raise ValueError(f"the run was begun with other blocks than those of {blocks_file}: leave --blocks out")
         return saved
@@ -205,19 +205,9 @@ def _blocks(
 
 def _draw_curve(out: Path, title: str) -> Generator[Note, None, str | None]:
     try:
-        learning_curve(read_log(out), out / CURVE, title)
+        with atomic_path(out / CURVE) as partial:
+            learning_curve(read_log(out), partial, title)
     except ValueError as error:
         yield Note(f"no learning curve: {error}")
         return None
     return str(out / CURVE)
-
-
-def _earlier_seconds(out: Path) -> float:
-    """Training time before the resume, of runs that ended in order."""
-    if not (out / RESULTS).exists():
-        return 0.0
-    return float(json.loads((out / RESULTS).read_text(encoding="utf-8")).get("train_seconds", 0.0))
-
-
-def _write_results(out: Path, results: RunResults) -> None:
-    atomic_write(out / RESULTS, (json.dumps(as_values(results), indent=2) + "\n").encode())

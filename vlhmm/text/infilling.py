@@ -15,7 +15,7 @@ from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.infill import Infiller, filled_log_prob
-from vlhmm.inference.sampling import draw
+from vlhmm.inference.sampling import draw, require_drawn
 from vlhmm.tables import Belief
 from vlhmm.text.answers import FilledGap, Filling, Infilling
 from vlhmm.text.pieces import Gap
@@ -41,6 +41,10 @@ def infill_text(
         raise ValueError(
             f"the gaps have {count} combinations of lengths, but {MOST_ALTERNATIVES} is the limit: give narrower bounds or fewer gaps"
         )
+    longest = sum(map(len, pieces)) + sum(gap.most for gap in gaps)
+    # The draw of its lengths, its tokens, the states it is scored over, and its text.
+    per_sample = 8 * (3 * count + 20 * longest + 6 * hmm.tables.support.states_per_word)
+    require_drawn(num, per_sample, f"{num:,} fillings of a text of {longest:,} tokens", hmm.tables.device)
     lengths = list(itertools.product(*(range(gap.least, gap.most + 1) for gap in gaps)))
     alternatives = _Alternatives(hmm, belief, pieces, lengths, exclude)
     infiller = alternatives.infiller

@@ -1,7 +1,7 @@
 """A model folder: model.safetensors, config.json, tokenizer.json. Written whole or not at all, never pickled.
 
-config.json says what the model is; model.safetensors names the config it belongs to, so that files of two models are not
-taken for one.
+config.json says what the model is. model.safetensors records the SHA-256 of both other files, the tokenizer's identity and a
+SHA-256 of its own content, and takes its place last and in one rename: a folder is whole only if all three agree.
 """
 
 from __future__ import annotations
@@ -14,21 +14,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vlhmm.data import Tokenizer
-from vlhmm.data.atomic import atomic_path, atomic_write
+from vlhmm.data.atomic import atomic_write
+from vlhmm.data.checksums import sha256_of_file, verify_wanted
+from vlhmm.data.json_file import one_line, parse_json, read_text
+from vlhmm.memory import require_memory
 from vlhmm.models import Model, ModelSettings
 from vlhmm.support import Support
+from vlhmm.tensor_file import (
+    FolderError,
+    TensorHeader,
+    read_tensor_header,
+    read_tensors,
+    require_tensors,
+    write_tensors,
+)
+from vlhmm.validate import check_support
+
+__all__ = [
+    "CONFIG",
+    "MODEL",
+    "TOKENIZER",
+    "Config",
+    "FolderError",
+    "ModelFolder",
+    "check_beside",
+    "config_of",
+    "hashes_beside",
+    "load_model",
+    "read_tensors",
+    "save_model",
+    "save_tokenizer",
+    "write_tensors",
+]
 
 FORMAT, VERSION = "vlhmm", 1
 CONFIG, MODEL, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-
-
-class FolderError(ValueError):
-    """A folder that is no model folder, not a whole one, or one of another version."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +105,59 @@ def save_model(
     """Writes the three files; `state` replaces the model's own weights (an average of them, say)."""
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(model, about).to_json()
-    # The weights last: they name the config, so a folder is whole only when all three agree.
-    if not (folder / TOKENIZER).exists() or Tokenizer.load(folder / TOKENIZER).hash != tokenizer.hash:
-        tokenizer.save(folder / TOKENIZER)
+    save_tokenizer(folder / TOKENIZER, tokenizer)
     atomic_write(folder / CONFIG, config.encode())
-    write_tensors(folder / MODEL, state or model.state_dict(), {"config": _digest(config)})
+    # The weights last: they record what the other two are.
+    write_tensors(folder / MODEL, state or model.state_dict(), hashes_beside(folder, tokenizer))
 
 
-def load_model(folder: str | Path, device: torch.device | str = "cpu") -> ModelFolder:
-    """The model of a folder, refused with a reason if any of it is missing, cut short or of another kind."""
+def save_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Leaves a file alone that is that tokenizer's already."""
+    if not path.is_file() or path.read_bytes() != tokenizer.definition.encode():
+        tokenizer.save(path)
+
+
+def hashes_beside(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """What a model's weights record of the files beside them."""
+    return {
+        "config": sha256_of_file(folder / CONFIG),
+        "tokenizer_file": sha256_of_file(folder / TOKENIZER),
+        "tokenizer": tokenizer.hash,
+    }
+
+
+def check_beside(folder: Path, config: str, metadata: Mapping[str, str], *, verify: bool) -> Tokenizer:
+    """The folder's tokenizer; refused unless it and the text of config.json are those that the weights record.
+
+    Weights of the first edition record less, and of that each is compared.
+    """
+    recorded = metadata.get("config")
+    if recorded is not None and recorded != hashlib.sha256(config.encode()).hexdigest():
+        raise FolderError(
+            f"{folder / MODEL} belongs to another {CONFIG} than the one beside it, {folder / CONFIG}: restore both from one save"
+        )
+    file = folder / TOKENIZER
+    recorded = metadata.get("tokenizer_file")
+    # Before it is parsed: the parser of a damaged vocabulary has more ways to fail than one.
+    if verify and recorded is not None and recorded != sha256_of_file(file):
+        raise FolderError(
+            f"{file} is damaged or of another model: it has not the SHA-256 that {folder / MODEL} records; restore it"
+        )
+    tokenizer = Tokenizer.load(file)
+    recorded = metadata.get("tokenizer")
+    if recorded is not None and recorded != tokenizer.hash:
+        raise FolderError(
+            f"{file} is tokenizer {tokenizer.hash[:12]}, but {folder / MODEL} was saved with {recorded[:12]}: restore that one"
+        )
+    return tokenizer
+
+
+def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> ModelFolder:
+    """The model of a folder, refused with a reason if any of it is missing, damaged or of another kind.
+
+    `verify` compares all files with their checksums; None: unless `VLHMM_VERIFY` is 0. Sizes are compared with the file's
+    tensors and with the memory in any case, before anything is built.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise FolderError(f"{folder} is no folder: give one that `vlhmm train` or `lm.save` has written")
@@ -99,65 +166,131 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> ModelF
             raise FolderError(
                 f"{folder} has no {name}: it is no model folder, or its first checkpoint was never written"
             )
-    text = (folder / CONFIG).read_text(encoding="utf-8")
-    values = _read_config(folder / CONFIG, text)
-    tensors, metadata = read_tensors(folder / MODEL)
-    if metadata.get("config") != _digest(text):
-        raise FolderError(
-            f"{folder / MODEL} belongs to another {CONFIG} than the one beside it: restore both from one save"
-        )
-    settings = ModelSettings.from_dict(values["model"])
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    shape = values["support"]
-    if tokenizer.vocab_size != shape["num_words"]:
-        raise FolderError(
-            f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, but the model has {shape['num_words']}: it is of another model"
-        )
-    support = Support(
-        tensors["group_of_word"], tensors["states_of_group"], int(shape["num_states"]), bool(shape["partition"])
-    )
-    model = Model(settings, support, values["reset_token"])
+    verify = verify_wanted(verify)
     try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise FolderError(f"{folder / MODEL} does not fit {CONFIG}: {error}") from None
+        text = read_text(folder / CONFIG)
+        values = _read_config(folder / CONFIG, text)
+        header = read_tensor_header(folder / MODEL)
+        if "config" not in header.metadata:
+            raise FolderError(f"{folder / MODEL} names no {CONFIG}: it is no model's, or was edited")
+        tokenizer = check_beside(folder, text, header.metadata, verify=verify)
+        settings = _settings(folder / CONFIG, values)
+        shape = values["support"]
+        if tokenizer.vocab_size != shape["num_words"]:
+            raise FolderError(
+                f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, but the model has {shape['num_words']}: it is of another model"
+            )
+        _check_sizes(folder / MODEL, settings, shape, header)
+        require_memory(
+            # Once as read, once in the model.
+            2 * header.num_bytes,
+            f"the model in {folder}",
+            "free some, or load it on a machine with more memory",
+            torch.device("cpu"),
+        )
+        tensors, _ = read_tensors(folder / MODEL, verify=verify)
+        model = _empty_model(folder / MODEL, settings, shape, values["reset_token"], tensors)
+        require_tensors(folder / MODEL, header, model.state_dict())
+        _check_numbers(folder / MODEL, tensors)
+    except FolderError:
+        raise
+    except ValueError as error:
+        raise FolderError(str(error)) from None
+    # What follows from the support is laid out again when the state is loaded.
+    model.to_empty(device="cpu").load_state_dict(tensors)
     return ModelFolder(model.to(device), tokenizer, values)
 
 
 def _read_config(path: Path, text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FolderError(f"{path} is not JSON ({error}): it was cut short or edited") from None
+    values = parse_json(text, str(path))
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise FolderError(f"{path} does not say it is a {FORMAT} model: it is another program's folder")
     if values.get("version") != VERSION:
-        raise FolderError(f"{path} is of version {values.get('version')}, this vlhmm reads version {VERSION}")
+        raise FolderError(f"{path} is of version {_short(values.get('version'))}, this vlhmm reads version {VERSION}")
     missing = {"model", "support", "reset_token"} - values.keys()
     if missing:
         raise FolderError(f"{path} lacks {', '.join(sorted(missing))}: it was edited or cut short")
+    values.setdefault("about", {})
+    for name in ("model", "support", "about"):
+        if not isinstance(values[name], dict):
+            raise FolderError(f"{path} has {name} = {_short(values[name])}, but an object is needed: it was edited")
+    shape = values["support"]
+    for name in ("num_words", "num_states", "num_groups", "states_per_word"):
+        if type(shape.get(name)) is not int or shape[name] < 1:
+            raise FolderError(
+                f"{path} has support.{name} = {_short(shape.get(name))}, but an integer of at least 1 is needed: it was edited"
+            )
+    if type(shape.get("partition")) is not bool:
+        raise FolderError(
+            f"{path} has support.partition = {_short(shape.get('partition'))}, but true or false is needed: it was edited"
+        )
+    reset = values["reset_token"]
+    if reset is not None and type(reset) is not int:
+        raise FolderError(
+            f"{path} has reset_token = {_short(reset)}, but a token's id or null is needed: it was edited"
+        )
     return values
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a safetensors file of ours, and its metadata."""
+def _short(value: Any) -> str:
+    return one_line(repr(value), 80)
+
+
+def _settings(path: Path, values: dict[str, Any]) -> ModelSettings:
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise FolderError(f"{path} does not say it is a {FORMAT} file: it is another program's")
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise FolderError(f"{path} cannot be read ({error}): it was cut short or is no safetensors file") from None
+        return ModelSettings.from_dict(values["model"])
+    # OverflowError: an integer that no float can hold.
+    except (ValueError, TypeError, OverflowError) as error:
+        raise FolderError(f"{path}: {one_line(error, 400)}; it was edited or is of another version") from None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """One file of tensors with text beside them, whole or not at all."""
-    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    with atomic_path(path) as partial:
-        # Not by way of bytes in memory: to put gigabytes of them together takes several times as long, and holds up all threads.
-        save_file(contiguous, partial, {"format": FORMAT, "version": str(VERSION), **metadata})
+def _check_sizes(path: Path, settings: ModelSettings, shape: Mapping[str, Any], found: TensorHeader) -> None:
+    """Refuses sizes that the file's tensors cannot have, before modules or index tables of that size are made.
+
+    These are bounds; `require_tensors` compares each shape once the model is made, without memory of its own.
+    """
+    needed = {
+        "group_of_word": (shape["num_words"],),
+        "states_of_group": (shape["num_groups"], shape["states_per_word"]),
+    }
+    for name, expected in needed.items():
+        if found.shapes.get(name) != expected or found.dtypes[name] != torch.int64:
+            told = f"{found.shapes[name]} in {found.dtypes[name]}" if name in found.shapes else "missing"
+            raise FolderError(
+                f"{path} does not fit its {CONFIG}: {name} is {told}, {expected} in torch.int64 is needed; restore both from one save"
+            )
+    # Each state has a number of its own at least, an embedding or a logit, and each layer has tensors.
+    sizes = {"support.num_states": (shape["num_states"], found.num_elements)}
+    if settings.parameterization != "scalar":
+        # Factored embeddings are two halves.
+        sizes["dim"] = settings.dim, 2 * found.num_elements
+    if settings.parameterization == "transformer":
+        sizes["decoder_layers"] = settings.decoder_layers, len(found.shapes)
+        sizes["decoder_hidden"] = settings.gated_dim, found.num_elements
+    for name, (size, limit) in sizes.items():
+        if size > limit:
+            raise FolderError(
+                f"{path} does not fit its {CONFIG}: {name} is {_short(size)}, but {len(found.shapes)} tensors of "
+                f"{found.num_elements:,} numbers allow at most {limit:,}; restore both from one save"
+            )
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _empty_model(
+    path: Path, settings: ModelSettings, shape: Mapping[str, Any], reset_token: int | None, tensors: dict[str, Tensor]
+) -> Model:
+    """The model with its support, and parameters that have shapes but no memory yet."""
+    support = Support(tensors["group_of_word"], tensors["states_of_group"], shape["num_states"], shape["partition"])
+    try:
+        check_support(support)
+        with torch.device("meta"):
+            return Model(settings, support, reset_token)
+    # RuntimeError: a shape of more numbers than torch can count.
+    except (ValueError, RuntimeError) as error:
+        raise FolderError(f"{path} does not fit its {CONFIG}: {one_line(error, 400)}") from None
+
+
+def _check_numbers(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Free logits may be -inf; anything else that is no number breaks every answer."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool((tensor < torch.inf).all()):
+            raise FolderError(f"{path} is damaged: {name} has NaN or +inf; restore it")

@@ -22,6 +22,7 @@ from vlhmm.models import Model
 from vlhmm.settings import settings_from
 from vlhmm.tables import Tables
 from vlhmm.training.checkpoint import save_model
+from vlhmm.training.run_folder import RunFolder, path_of
 from vlhmm.training.step import part_of
 from vlhmm.training.trainer import VALID_STREAMS, Best, DivergedError, Event, Reason, Stopped, fit, run_to_end
 
@@ -72,14 +73,15 @@ def em_training(
     corpus: Corpus,
     settings: EMSettings,
     *,
-    out: str | Path | None = None,
+    out: str | Path | RunFolder | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
 ) -> Iterator[Event]:
     """The passes of Baum-Welch, an event at a time: a step is a batch counted, its loss that of the pass so far; a check ends
     each pass. The last event is `Stopped`."""
-    task = BaumWelchTask(model, corpus, settings, None if out is None else Path(out))
-    yield from fit(task, resume=resume, max_seconds=max_seconds)
+    task = BaumWelchTask(model, corpus, settings, path_of(out))
+    folder = out if isinstance(out, RunFolder) else None
+    yield from fit(task, folder=folder, resume=resume, max_seconds=max_seconds)
 
 
 def em_steps(settings: EMSettings, corpus: Corpus) -> int:

@@ -21,6 +21,7 @@ from vlhmm.precision import float32_products
 from vlhmm.settings import settings_from
 from vlhmm.training.checkpoint import save_model
 from vlhmm.training.joint_phase import JointPhase, joint_steps
+from vlhmm.training.run_folder import RunFolder, path_of
 from vlhmm.training.schedule import Plateau, planned_factor
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.step import Step
@@ -98,7 +99,7 @@ def training(
     settings: TrainSettings,
     *,
     joint: JointPhase | None = None,
-    out: str | Path | None = None,
+    out: str | Path | RunFolder | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
@@ -109,8 +110,11 @@ def training(
     `joint`: what comes before p(x). `save_seconds`: checks that come sooner after the last save do not save, which takes
     long for large models; nor does the end without `save_at_end`, where nobody will read it.
     """
-    task = GradientTask(model, corpus, settings, joint, None if out is None else Path(out))
-    yield from fit(task, resume=resume, max_seconds=max_seconds, save_seconds=save_seconds, save_at_end=save_at_end)
+    task = GradientTask(model, corpus, settings, joint, path_of(out))
+    folder = out if isinstance(out, RunFolder) else None
+    yield from fit(
+        task, folder=folder, resume=resume, max_seconds=max_seconds, save_seconds=save_seconds, save_at_end=save_at_end
+    )
 
 
 class GradientTask:
@@ -294,6 +298,8 @@ class GradientTask:
 
     def _check_same_run(self, about: dict[str, Any], step: int) -> None:
         """Refuses to go on with other settings or another text."""
+        if not isinstance(about.get("corpus"), dict) or not isinstance(about.get("train"), dict):
+            raise ValueError(f"{self.out} holds a run of another kind: choose another folder")
         if about["corpus"]["hash"] != self.corpus.hash:
             raise ValueError(
                 f"the run was begun on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "

@@ -13,6 +13,7 @@ import torch
 from vlhmm.cluster import Blocks, random_blocks
 from vlhmm.data import Corpus
 from vlhmm.data.atomic import atomic_write
+from vlhmm.data.json_file import read_json_object
 from vlhmm.data.windows import Epoch
 from vlhmm.memory import available_bytes
 from vlhmm.models import Model
@@ -54,7 +55,7 @@ def read_plan(folder: Path) -> Plan | None:
     if not path.exists():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json_object(path)
         data_dir = values["data_dir"]
         recipe = Recipe.from_dict(values["recipe"])
         em = values.get("em")

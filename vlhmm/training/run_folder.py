@@ -11,21 +11,32 @@ from typing import Any
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from vlhmm.training.checkpoint import CONFIG, FolderError, read_tensors, write_tensors
+from vlhmm.data.atomic import LOCK, atomic_write, remove_partials, renamed
+from vlhmm.data.json_file import parse_json
+from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
+from vlhmm.training.checkpoint import CONFIG
 
 STATE, LOG, RESULTS = "training.safetensors", "log.jsonl", "results.json"
 
 
 class RunFolder:
-    """`with RunFolder(path, resume)`: held by one process at a time, given back however it ends, kill -9 included."""
+    """`with RunFolder(path, resume)`: held by one process at a time, given back however it ends, kill -9 included.
+
+    What a killed process left half written is removed on entering.
+    """
 
     def __init__(self, path: Path, resume: bool) -> None:
         self.path = path
         self.resume = resume
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(path / ".lock")
+        self._lock = FileLock(path / LOCK)
+        self._depth = 0
 
     def __enter__(self) -> RunFolder:
+        if self._depth:
+            # Held already: whoever was given it enters once more.
+            self._depth += 1
+            return self
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -38,12 +49,19 @@ class RunFolder:
         if not self.resume and (self.path / CONFIG).exists():
             self._lock.release()
             raise FolderError(f"{self.path} already holds a model: choose another folder")
+        self._depth = 1
+        remove_partials(self.path)
+        if not self.resume:
+            # Of a run that was killed before it saved anything.
+            (self.path / LOG).unlink(missing_ok=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.release()
+        self._depth -= 1
+        if not self._depth:
+            self._lock.release()
 
     def save_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         write_tensors(self.path / STATE, tensors, {"state": json.dumps(values)})
@@ -54,18 +72,31 @@ class RunFolder:
             self.cut_log(0)
             return None
         tensors, metadata = read_tensors(self.path / STATE)
-        return tensors, json.loads(metadata["state"])
+        if "state" not in metadata:
+            raise FolderError(f"{self.path / STATE} is no state of a run: it is another file of ours; restore it")
+        values = parse_json(metadata["state"], str(self.path / STATE))
+        if not isinstance(values, dict):
+            raise FolderError(f"{self.path / STATE} is no state of a run: it is damaged; restore it")
+        return tensors, values
 
     def log(self, record: Mapping[str, Any]) -> None:
-        with (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with (self.path / LOG).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise renamed(error, self.path / LOG) from error
 
     def cut_log(self, step: int) -> None:
         """Drops records of steps after `step`: a resumed run makes them again."""
         if not (self.path / LOG).exists():
             return
         kept = [record for record in read_log(self.path) if record["step"] <= step]
-        (self.path / LOG).write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        atomic_write(self.path / LOG, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+
+def path_of(out: str | Path | RunFolder | None) -> Path | None:
+    """Of a folder that is named, or held already."""
+    return out.path if isinstance(out, RunFolder) else None if out is None else Path(out)
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -74,9 +105,12 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = parse_json(line, f"{path}, line {number}")
+        except ValueError:
             continue
+        if not isinstance(record, dict) or type(record.get("step")) is not int or "kind" not in record:
+            raise FolderError(f"{path}, line {number} is no record of a run: it was edited; delete the line")
+        records.append(record)
     return records

@@ -79,7 +79,7 @@ class Stopped:
     best_perplexity: float
     """Validation perplexity of the weights that were kept."""
     seconds: float
-    """Wall time since the start or the resume."""
+    """Wall time of the whole training, runs before a resume included up to their last save."""
 
 
 Event = StepEvent | CheckEvent | Stopped
@@ -188,6 +188,7 @@ class Task(Protocol[OwnEvent_co]):
 def fit(
     task: Task[OwnEvent],
     *,
+    folder: RunFolder | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
@@ -195,22 +196,28 @@ def fit(
 ) -> Iterator[StepEvent | CheckEvent | OwnEvent]:
     """Trains, an event at a time; the last one is the task's closing event.
 
-    `save_seconds`: checks that come sooner after the last save do not save; nor does the end without `save_at_end`. With
+    `folder`: that of `task.out`, where the caller holds it already. `save_seconds`: checks that come sooner after the last save do not save; nor does the end without `save_at_end`. With
     `max_seconds`, SIGINT or SIGTERM training stops after a step, and goes on from there with `resume`.
     """
     if resume and task.out is None:
         raise ValueError("resume needs the folder to resume from: give out=")
     begun = time.monotonic()
+    # As if the runs before this one had been part of it.
+    training_begun = begun
     reason: Reason = "finished"
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(task.out, resume)) if task.out is not None else None
+        if folder is None and task.out is not None:
+            folder = RunFolder(task.out, resume)
+        if folder is not None:
+            stack.enter_context(folder)
         stop_asked = stack.enter_context(stop_signals())
         if folder is not None and resume and (saved := folder.load_state()) is not None:
             task.restore(*saved)
             folder.cut_log(task.step)
+            training_begun -= saved[1].get("seconds", 0.0)
         if task.step == 0:
             yield from task.extra_events()
-        saves = _Saves(save_seconds)
+        saves = _Saves(save_seconds, training_begun)
         loss, losses = math.nan, list[float]()
         for tokens in task.batches():
             task.make_step(tokens)
@@ -226,7 +233,7 @@ def fit(
                     folder.log(record)
                 losses.clear()
             if check_due:
-                check, times = _checked(task, begun)
+                check, times = _checked(task, training_begun)
                 yield check
                 if folder is not None:
                     folder.log({"kind": "check", **{name: times[name] for name in task.check_times}, **asdict(check)})
@@ -246,7 +253,7 @@ def fit(
                 reason = "interrupted" if interrupted else "time"
                 break
         task.finish(reason)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - training_begun
         yield task.closing_event(Stopped(reason, task.step, task.num_steps, task.best_perplexity, seconds))
 
 
@@ -261,18 +268,19 @@ def _checked(task: Task[Any], begun: float) -> tuple[CheckEvent, dict[str, float
     return check, {"seconds": round(now - begun, 3), "check_seconds": round(now - check_begun, 3)}
 
 
-def save_run(task: Task[Any], folder: RunFolder) -> None:
-    """Everything to go on from."""
+def save_run(task: Task[Any], folder: RunFolder, seconds: float = 0.0) -> None:
+    """Everything to go on from, and how many seconds training has taken so far."""
     # First: the best weights were sound when they were checked, whatever has become of the present ones.
     task.save_best()
-    folder.save_state(*task.state())
+    tensors, values = task.state()
+    folder.save_state(tensors, {**values, "seconds": seconds})
 
 
 class _Saves:
     """When the state is saved between the first step and the last."""
 
-    def __init__(self, save_seconds: float) -> None:
-        self._save_seconds = save_seconds
+    def __init__(self, save_seconds: float, training_begun: float) -> None:
+        self._save_seconds, self._training_begun = save_seconds, training_begun
         self._at, self._took = time.monotonic(), 0.0
 
     def due(self, check_due: bool) -> bool:
@@ -282,7 +290,7 @@ class _Saves:
     def save(self, task: Task[Any], folder: RunFolder | None) -> None:
         begun = time.monotonic()
         if folder is not None:
-            save_run(task, folder)
+            save_run(task, folder, begun - self._training_begun)
         self._at = time.monotonic()
         self._took = self._at - begun
 

@@ -12,16 +12,26 @@ from torch import Tensor
 
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import atomic_write
+from vlhmm.data.checksums import verify_wanted
+from vlhmm.data.json_file import one_line, parse_json, read_json_object, read_text
 from vlhmm.distillation.decoder.model import Decoder
 from vlhmm.distillation.decoder.settings import DecoderSettings
 from vlhmm.settings import settings_from
-from vlhmm.training.checkpoint import CONFIG, MODEL, TOKENIZER, FolderError, read_tensors, write_tensors
+from vlhmm.tensor_file import (
+    FolderError,
+    TensorHeader,
+    read_tensor_header,
+    read_tensors,
+    require_tensors,
+    write_tensors,
+)
+from vlhmm.training.checkpoint import CONFIG, MODEL, TOKENIZER, check_beside, hashes_beside, save_tokenizer
 
 FORMAT = "vlhmm-decoder"
 
 
 def save_decoder(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) -> None:
-    """Writes config.json, tokenizer.json and, last, model.safetensors."""
+    """Writes config.json, tokenizer.json and, last, model.safetensors, which records what the other two are."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -32,9 +42,9 @@ def save_decoder(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) -> 
         "begin_id": decoder.begin_id,
         "name": decoder.name,
     }
-    tokenizer.save(folder / TOKENIZER)
+    save_tokenizer(folder / TOKENIZER, tokenizer)
     atomic_write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-    write_tensors(folder / MODEL, weights_of(decoder), {})
+    write_tensors(folder / MODEL, weights_of(decoder), hashes_beside(folder, tokenizer))
 
 
 def is_decoder_folder(folder: Path) -> bool:
@@ -42,29 +52,64 @@ def is_decoder_folder(folder: Path) -> bool:
     if not config.is_file():
         return False
     try:
-        values: Any = json.loads(config.read_text(encoding="utf-8"))
+        return read_json_object(config).get("format") == FORMAT
     except ValueError:
         return False
-    return isinstance(values, dict) and values.get("format") == FORMAT
 
 
-def load_decoder(folder: str | Path, device: torch.device | str = "cpu") -> tuple[Decoder, Tokenizer]:
-    """What `save_decoder` wrote, in evaluation mode."""
+def load_decoder(
+    folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None
+) -> tuple[Decoder, Tokenizer]:
+    """What `save_decoder` wrote, in evaluation mode. `verify` is that of `load_model`."""
     folder = Path(folder)
     if not is_decoder_folder(folder):
         raise FolderError(f"{folder} holds no decoder: give a folder that `save_decoder` has written")
-    values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    for name in (MODEL, TOKENIZER):
+        if not (folder / name).is_file():
+            raise FolderError(f"{folder} has no {name}: it is not whole; restore it")
+    verify = verify_wanted(verify)
+    text = read_text(folder / CONFIG)
+    values = parse_json(text, str(folder / CONFIG))
     if values.get("version") != 1:
-        raise FolderError(f"{folder / CONFIG} is of version {values.get('version')}, this vlhmm reads version 1")
-    decoder = Decoder(
-        settings_from(DecoderSettings, values["decoder"]), values["num_words"], values["begin_id"], name=values["name"]
-    )
-    tensors, _ = read_tensors(folder / MODEL)
+        raise FolderError(
+            f"{folder / CONFIG} is of version {one_line(values.get('version'), 80)}, this vlhmm reads version 1"
+        )
+    header = read_tensor_header(folder / MODEL)
+    tokenizer = check_beside(folder, text, header.metadata, verify=verify)
+    empty = _empty_decoder(folder, values, header)
+    require_tensors(folder / MODEL, header, weights_of(empty))
+    if tokenizer.vocab_size != empty.num_words:
+        raise FolderError(
+            f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, but the decoder has {empty.num_words}: it is of another one"
+        )
+    tensors, _ = read_tensors(folder / MODEL, verify=verify)
+    # Made again with memory: to give it to the empty one would part the output layer from the embedding.
+    decoder = Decoder(empty.settings, empty.num_words, empty.begin_id, name=empty.name)
+    load_weights(decoder, tensors)
+    return decoder.to(device).requires_grad_(False).eval(), tokenizer
+
+
+def _empty_decoder(folder: Path, values: dict[str, Any], found: TensorHeader) -> Decoder:
+    """The decoder of a config, with parameters that have shapes but no memory yet; absurd sizes are refused first."""
+    path = folder / CONFIG
     try:
-        load_weights(decoder, tensors)
-    except RuntimeError as error:
-        raise FolderError(f"{folder / MODEL} does not fit {CONFIG}: {error}") from None
-    return decoder.to(device).requires_grad_(False).eval(), Tokenizer.load(folder / TOKENIZER)
+        settings = settings_from(DecoderSettings, values["decoder"])
+        num_words, begin_id, name = values["num_words"], values["begin_id"], values["name"]
+        if type(num_words) is not int or type(begin_id) is not int or type(name) is not str:
+            raise ValueError(f"num_words {num_words!r}, begin_id {begin_id!r} and name {name!r} are of another type")
+        sizes = {
+            "layers": (settings.layers, len(found.shapes)),
+            "dim": (settings.dim, found.num_elements),
+            "hidden": (settings.shape.gated_dim, found.num_elements),
+            "num_words": (num_words, found.num_elements),
+        }
+        for size_name, (size, limit) in sizes.items():
+            if size > limit:
+                raise ValueError(f"{size_name} is {size}, but the tensors of {MODEL} allow at most {limit}")
+        with torch.device("meta"):
+            return Decoder(settings, num_words, begin_id, name=name)
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RuntimeError) as error:
+        raise FolderError(f"{path} cannot be used ({one_line(error, 400)}): it was edited or cut short") from None
 
 
 def weights_of(decoder: Decoder) -> dict[str, Tensor]:

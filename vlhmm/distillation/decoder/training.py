@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vlhmm.capture import captured
 from vlhmm.data import Corpus
+from vlhmm.data.atomic import remove_partials
 from vlhmm.data.windows import Epoch
 from vlhmm.distillation.decoder.folder import load_weights, save_decoder, weights_of
 from vlhmm.distillation.decoder.model import Decoder, decoder_perplexity
@@ -235,6 +236,7 @@ class DecoderTask:
         if self.out is None:
             return Snapshot(self.tokens_seen, decoder, None)
         where = self.out / f"tokens-{self.tokens_seen}"
+        remove_partials(where)
         save_decoder(where, decoder, self.corpus.tokenizer)
         return Snapshot(self.tokens_seen, decoder, where)
 

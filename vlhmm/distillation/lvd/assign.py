@@ -29,7 +29,7 @@ from vlhmm.distillation.lvd.vectors import (
 from vlhmm.precision import float32_products
 from vlhmm.records import convert
 from vlhmm.support import Support
-from vlhmm.training.checkpoint import read_tensors, write_tensors
+from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
 from vlhmm.training.trainer import relay
 
 EAGER_BATCHES = 2
@@ -83,6 +83,11 @@ class StateClusters:
     @classmethod
     def load(cls, path: Path) -> tuple[StateClusters, str]:
         tensors, metadata = read_tensors(path)
+        missing = {"centroids", "used", "single_word", "distance"} - tensors.keys()
+        if missing or "about" not in metadata or ("mean" in tensors) != ("basis" in tensors):
+            raise FolderError(
+                f"{path} holds no clusters of states: it is another file of ours, or was edited; delete it"
+            )
         projection = Projection(tensors["mean"], tensors["basis"]) if "mean" in tensors else None
         word = int(tensors["single_word"])
         clusters = cls(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.data import Tokenizer
+from vlhmm.data.json_file import read_json_object
 from vlhmm.distillation.decoder import is_decoder_folder, load_decoder
 from vlhmm.distillation.teachers import Teacher, load_teacher
 from vlhmm.distillation.teachers.model import looks_like_path
@@ -148,8 +148,8 @@ def require_vocabulary(name: str, own: Tokenizer, tokenizer: Tokenizer) -> None:
 def _is_masked(name: str) -> bool:
     config = Path(name) / CONFIG
     if config.is_file():
-        architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
-        return any(architecture.endswith(LEFT_AND_RIGHT) for architecture in architectures)
+        architectures = read_json_object(config).get("architectures") or []
+        return any(str(architecture).endswith(LEFT_AND_RIGHT) for architecture in architectures)
     # Files of packages and .gguf are causal; of a name on the hub its configuration tells.
     if Path(name).exists() or "/" not in name or looks_like_path(name):
         return False

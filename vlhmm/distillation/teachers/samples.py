@@ -20,7 +20,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from vlhmm.data import Tokenizer, Tokens
-from vlhmm.data.atomic import atomic_write
+from vlhmm.data.atomic import atomic_write, remove_partials
+from vlhmm.data.json_file import read_json_object
 from vlhmm.data.prepare import write_manifest
 from vlhmm.data.tokens import id_dtype
 from vlhmm.distillation.teachers.drawing import TextDrawer
@@ -85,7 +86,7 @@ def read_settings(folder: Path) -> SampleSettings | None:
     if not path.is_file():
         return None
     try:
-        return SampleSettings(**json.loads(path.read_text(encoding="utf-8")))
+        return SampleSettings(**read_json_object(path))
     except (ValueError, TypeError) as error:
         raise FolderError(f"{path} cannot be read ({error}): it was edited or is of another version") from None
 
@@ -117,6 +118,8 @@ def draw_samples(
     except Timeout:
         raise FolderError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
     with lock:
+        remove_partials(folder)
+        remove_partials(folder / SHARDS)
         _claim(folder, settings)
         done = [_read_shard(path).lengths for path in _shards(folder)]
         drawn, samples, new = sum(int(lengths.sum()) for lengths in done), sum(map(len, done)), 0
@@ -190,6 +193,9 @@ def _shards(folder: Path) -> list[Path]:
 
 def _read_shard(path: Path) -> _Shard:
     tensors, _ = read_tensors(path)
+    missing = {"ids", "lengths", "log_probs"} - tensors.keys()
+    if missing:
+        raise FolderError(f"{path} lacks {', '.join(sorted(missing))}: it is no shard of samples; delete it")
     return _Shard(tensors["ids"].numpy(), tensors["lengths"].numpy(), tensors["log_probs"].numpy())
 
 
@@ -268,5 +274,8 @@ def _joined(tokens: Tokens, begins: NDArray[np.int64], sizes: NDArray[np.int64])
 
 def teacher_perplexity(folder: Path) -> dict[str, float]:
     """The teacher's own perplexity per token on the held-out samples, by the distribution they were drawn from."""
-    values: dict[str, float] = json.loads((folder / "teacher.json").read_text(encoding="utf-8"))["perplexity"]
+    path = folder / "teacher.json"
+    values = read_json_object(path).get("perplexity")
+    if not isinstance(values, dict) or not all(isinstance(value, float) for value in values.values()):
+        raise FolderError(f"{path} has no perplexities: it was edited; draw the samples again")
     return values

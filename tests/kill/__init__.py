@@ -1,0 +1,1 @@
+"""Commands that are killed, or whose writes fail, at random: `python -m tests.kill`."""
