@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from vlhmm.data import Corpus, Tokenizer, Tokens, load_corpus
 from vlhmm.data.corpus import MANIFEST, eos_rule
 from vlhmm.data.encode import LineEncoder
-from vlhmm.data.sources import read_batches, text_files
+from vlhmm.data.sources import Split, read_batches, text_files
 from vlhmm.data.tokens import id_dtype
 from vlhmm.lm import LanguageModel
 from vlhmm.training.plan import read_plan
-
-SplitName = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Source:
     tokens: Tokens
     corpus: Corpus | None = None
     """None: a text of its own, no part of a corpus."""
-    split: SplitName | None = None
+    split: Split | None = None
     notes: tuple[str, ...] = ()
     """What the reader should know about the text."""
 
@@ -46,8 +43,8 @@ def read_source(
     folder: str | Path,
     source: str | None = None,
     *,
-    split: SplitName | None = None,
-    default: SplitName = "test",
+    split: Split | None = None,
+    default: Split = "test",
     data_dir: Path | None = None,
     lines: Iterable[str] | None = None,
 ) -> Source:

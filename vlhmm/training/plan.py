@@ -97,7 +97,19 @@ class Forecast:
 
 
 def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: Path | None = None) -> Forecast:
-    """The size of the run that `plan` asks for. Nothing is clustered, trained or written.
+    """Compute the size of a run before it is begun. Nothing is clustered, trained or written.
+
+    Args:
+        plan: What the run is to do.
+        corpus: The corpus of the plan.
+        device: Where it is to run.
+        blocks_file: Blocks that `Blocks.save` wrote; None: those of the recipe.
+
+    Returns:
+        Numbers of states, parameters and steps, memory that is needed and free, and every setting.
+
+    Raises:
+        ValueError: The settings do not fit the corpus.
 
     Example:
         >>> from pathlib import Path
