@@ -274,7 +274,7 @@ def _read(
     file: Path, corpus_name: str | None, changes: list[str] | None, tokens: int | None, results: Path | None
 ) -> TableFile:
     from experiments.table_file import read_table
-    from vlhmm.cli.training import key_value
+    from vlhmm.cli.settings import key_value
 
     if (corpus_name or changes or tokens) and results is None:
         raise ValueError(

@@ -24,7 +24,7 @@ from vlhmm.cluster import (
 )
 from vlhmm.cluster.brown import Window, agglomerate
 from vlhmm.cluster.exchange import Exchange
-from vlhmm.cluster.refine import Clock, anneal, climb, refine_blocks
+from vlhmm.cluster.refine import Clock, anneal, climb, refining
 
 EOS = 0
 
@@ -193,7 +193,7 @@ def test_an_expired_clock_keeps_the_start() -> None:
     state = exchange_of(corpus_of_classes(4), open_blocks=6)
     agglomerate(state)
     start = state.block_of_word.copy()
-    refine_blocks(state, np.random.default_rng(0), Clock(started=-1e9, max_seconds=1.0), None)
+    list(refining(state, np.random.default_rng(0), Clock(started=-1e9, max_seconds=1.0)))
     np.testing.assert_array_equal(state.block_of_word, start)
 
 

@@ -18,9 +18,16 @@ from public_names import FILE, PublicName, public_names, written
 from tiny_teacher import write_tiny_teacher
 
 import vlhmm
+import vlhmm.reports
 
 NAMES = public_names()
 DESCRIBED = [one for one in NAMES if one.kind in ("class", "function", "method")]
+REPORTS = [
+    PublicName(f"vlhmm.reports.{name}", "class" if inspect.isclass(value) else "function", value)
+    for name, value in ((name, getattr(vlhmm.reports, name)) for name in vlhmm.reports.__all__)
+    if ">>> " in (value.__doc__ or "")
+]
+"""What is below the public names, for the command line and for servers: their examples are run too."""
 ATTRIBUTES = [one for one in NAMES if one.kind in ("property", "field")]
 MADE_BY_TRAIN, TEACHER = 'load("demo-model")', '"teacher"'
 """What an example says where it reads a folder that is there already."""
@@ -86,7 +93,7 @@ def test_no_two_public_names_are_equal() -> None:
     assert len({one.name for one in NAMES}) == len(NAMES)
 
 
-@pytest.mark.parametrize("one", DESCRIBED, ids=str)
+@pytest.mark.parametrize("one", [*DESCRIBED, *REPORTS], ids=str)
 def test_a_docstring_names_arguments_and_results(one: PublicName) -> None:
     doc = docstring(one)
     summary = doc.partition("\n\n")[0]
@@ -116,7 +123,7 @@ def test_an_attribute_has_a_summary(one: PublicName) -> None:
     assert doc.strip().endswith(".")
 
 
-@pytest.mark.parametrize("one", [one for one in DESCRIBED if ">>>" in docstring(one)], ids=str)
+@pytest.mark.parametrize("one", [one for one in DESCRIBED if ">>>" in docstring(one)] + REPORTS, ids=str)
 def test_an_example_prints_what_it_says(
     one: PublicName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -16,6 +16,7 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import score
 from vlhmm.precision import float32_products
+from vlhmm.progress import Progress, result_of
 from vlhmm.tables import Belief, Tables
 
 State = TypeVar("State")
@@ -142,9 +143,25 @@ def evaluate(
     Several streams are an approximation for speed: each but the first begins WARM_TOKENS before its part, unscored.
     `independent`: the text is cut into windows of so many tokens instead, and each is scored as a text of its own.
     """
-    log_prob = 0.0
-    for _, part in scored_windows(scorer, tokens, streams=streams, window=window, independent=independent):
+    return result_of(evaluating(scorer, tokens, tokenizer, streams=streams, window=window, independent=independent))
+
+
+def evaluating(
+    scorer: Scorer[Any],
+    tokens: Tokens,
+    tokenizer: Tokenizer | None = None,
+    *,
+    streams: int = 1,
+    window: int = 512,
+    independent: int = 0,
+    what: str = "scoring",
+) -> Generator[Progress, None, Evaluation]:
+    """`evaluate`, telling after each window how many tokens are scored; `what` is said of them."""
+    log_prob, done = 0.0, 0
+    for scored, part in scored_windows(scorer, tokens, streams=streams, window=window, independent=independent):
         log_prob += part
+        done += scored
+        yield Progress(what, done, len(tokens), unit="tokens")
     if math.isnan(log_prob):
         raise ValueError("the model gives NaN: its weights are broken")
     num_tokens = len(tokens)

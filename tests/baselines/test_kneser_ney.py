@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from tiny import tiny_corpus
 
 import vlhmm
 from vlhmm.baselines import KneserNey
-from vlhmm.cli import run
-from vlhmm.data import Tokens
-from vlhmm.evaluate import evaluate
+from vlhmm.data import Corpus, Tokens
+from vlhmm.evaluate import Scorer, evaluate
+from vlhmm.reports import evaluation
 
 FALLBACK = (0.5, 1.0, 1.5)
 
@@ -195,18 +196,27 @@ def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
         KneserNey.fit(**{**arguments, **change})  # type: ignore[arg-type]
 
 
-def test_the_command_line_compares_with_it_and_says_what_it_guessed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def counted(corpus: Corpus) -> tuple[dict[str, Scorer[Any]], str]:
+    """The models that a report compares with, and its notes about them."""
+    steps, notes = evaluation.counting_baselines(corpus), list[str]()
+    while True:
+        try:
+            notes.append(next(steps).text)
+        except StopIteration as stop:
+            return stop.value, "\n".join(notes)
+
+
+def test_reports_compare_with_it_and_say_what_it_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = tiny_corpus(100)
-    scorers = run.counting_baselines(corpus)
+    scorers, notes = counted(corpus)
     assert list(scorers) == ["uniform", "unigram", "Kneser-Ney 5-gram"]
     perplexities = [evaluate(scorer, corpus.test).perplexity for scorer in scorers.values()]
     assert perplexities == sorted(perplexities, reverse=True)
-    assert "too small to estimate discounts of order 1" in capsys.readouterr().err
-    monkeypatch.setattr(run, "KNESER_NEY_TOKENS", 10)
-    assert list(run.counting_baselines(corpus)) == ["uniform", "unigram"]
-    assert "counted for comparison up to 10" in capsys.readouterr().err
+    assert "too small to estimate discounts of order 1" in notes
+    monkeypatch.setattr(evaluation, "KNESER_NEY_TOKENS", 10)
+    scorers, notes = counted(corpus)
+    assert list(scorers) == ["uniform", "unigram"]
+    assert "counted for comparison up to 10" in notes
 
 
 @pytest.mark.data

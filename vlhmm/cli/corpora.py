@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli.options import CorpusName, DataDir, Json, read_corpus
-from vlhmm.cli.show import duration, facts, line, print_json, print_table, program, progress_bar, short, table
+from vlhmm.cli.show import duration, facts, line, print_json, print_table, program, short, table, watch
 
 if TYPE_CHECKING:
-    from vlhmm.cluster import Blocks
-    from vlhmm.data import Corpus
-    from vlhmm.training.presets import Recipe
-
-SAMPLE_BLOCKS, SAMPLE_WORDS = 8, 8
+    from vlhmm.reports import ClusteredWords, PreparedCorpus
 
 
 class EosChoice(StrEnum):
@@ -78,46 +73,35 @@ def prepare(
     The folder holds memory-mapped token files of train, valid and test text. Files named train*, valid* and test* are
     those; other text is split by document, 90 : 5 : 5.
     """
-    from vlhmm.data import load_corpus, prepare_steps
+    from vlhmm.reports import preparing_corpus
 
-    begun = time.monotonic()
     words = tokenizer == "word"
-    with progress_bar("counting words" if words else "reading", None) as shown:
-        steps = prepare_steps(
-            inputs, None if words else tokenizer, out, eos=None if eos is None else eos.value, valid=valid, test=test
-        )
-        for step in steps:
-            rate = step.num_tokens / max(time.monotonic() - begun, 1e-9)
-            note = f"{short(step.num_tokens)} tokens, {short(rate)}/s"
-            shown.update(step.bytes_read, step.bytes_total, note, "tokenizing")
-    seconds = time.monotonic() - begun
-    corpus = load_corpus(out)
-    splits = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
-    num_tokens = sum(len(tokens) for tokens in splits.values())
+    steps = preparing_corpus(
+        inputs, None if words else tokenizer, out, eos=None if eos is None else eos.value, valid=valid, test=test
+    )
+    made = watch(steps, "counting words" if words else "reading")
     if as_json:
-        print_json(
-            {
-                "folder": str(out),
-                "hash": corpus.hash,
-                "tokenizer_hash": corpus.tokenizer.hash,
-                "vocab_size": corpus.tokenizer.vocab_size,
-                "tokens": {name: len(tokens) for name, tokens in splits.items()},
-                "documents": {name: tokens.num_documents for name, tokens in splits.items()},
-                "seconds": seconds,
-            }
-        )
-        return
-    shown_table = table("split", "tokens", "documents", "words", right=("tokens", "documents", "words"))
+        print_json(made)
+    else:
+        _print_prepared(made)
+
+
+def _print_prepared(made: PreparedCorpus) -> None:
+    from vlhmm.reports.corpora import splits_of
+
+    shown = table("split", "tokens", "documents", "words", right=("tokens", "documents", "words"))
+    splits = splits_of(made.corpus)
     for name, tokens in splits.items():
-        shown_table.add_row(name, f"{len(tokens):,}", f"{tokens.num_documents:,}", f"{tokens.words or 0:,}")
-    print_table(shown_table)
+        shown.add_row(name, f"{len(tokens):,}", f"{tokens.num_documents:,}", f"{tokens.words or 0:,}")
+    print_table(shown)
     line()
+    num_tokens = sum(len(tokens) for tokens in splits.values())
     facts(
         [
-            ("corpus", f"{out} ({corpus.short_hash})"),
-            ("tokenizer", repr(corpus.tokenizer)),
-            ("time", f"{duration(seconds)}, {short(num_tokens / max(seconds, 1e-9))} tokens/s"),
-            ("next", f"{program()} train {out} --out runs/first"),
+            ("corpus", f"{made.folder} ({made.corpus.short_hash})"),
+            ("tokenizer", repr(made.corpus.tokenizer)),
+            ("time", f"{duration(made.seconds)}, {short(num_tokens / max(made.seconds, 1e-9))} tokens/s"),
+            ("next", f"{program()} train {made.folder} --out runs/first"),
         ]
     )
 
@@ -142,66 +126,30 @@ def cluster(
 
     Writes a line `block TAB word TAB count` for every word.
     """
-    from vlhmm.cluster import count_bigrams, mutual_information, word_counts
-    from vlhmm.training.presets import BlockSettings, Recipe
-    from vlhmm.training.settings import TrainSettings
+    from vlhmm.reports import clustering_words
+    from vlhmm.training.presets import BlockSettings
 
     corpus = read_corpus(corpus_name, data_dir)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
     settings = BlockSettings(clustering=kind.value, num_blocks=blocks, eos_block=eos.value)
-    made = make_blocks(Recipe(blocks=settings, train=TrainSettings(seed=seed)), corpus)
-    seconds = time.monotonic() - begun
-    information = made.information
-    if information is None:
-        bigrams = count_bigrams(
-            corpus.train, eos=eos.value, eos_id=corpus.tokenizer.eos_id, vocab_size=corpus.tokenizer.vocab_size
-        )
-        information = mutual_information(bigrams, made.block_of_word)
-    file = out or Path(f"{corpus.name.split('.')[0]}-{made.num_blocks}.blocks.tsv")
-    counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
-    made.save(file, corpus.tokenizer.tokens(), counts)
+    made = watch(clustering_words(corpus, settings, out=out, seed=seed), "clustering words")
     if as_json:
-        print_json(
-            {
-                "file": str(file),
-                "num_blocks": made.num_blocks,
-                "information": information,
-                "seconds": seconds,
-                "seed": seed,
-                "eos": eos.value,
-                "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
-            }
-        )
-        return
-    print_sample_blocks(made, corpus)
+        print_json(made)
+    else:
+        _print_clustered(made)
+
+
+def _print_clustered(made: ClusteredWords) -> None:
+    from vlhmm.reports.corpora import sample_blocks
+
+    shown = table("block", "tokens", "words", "most frequent", right=("block", "tokens", "words"))
+    for one in sample_blocks(made.blocks, made.corpus):
+        shown.add_row(str(one.block), f"{one.num_tokens:,}", f"{one.num_words:,}", " ".join(one.frequent))
+    print_table(shown)
     line()
     facts(
         [
-            ("information", f"{information:.4f} nats between the blocks of adjacent words"),
-            ("time", duration(seconds)),
-            ("blocks", f"{made.num_blocks:,} of {made.vocab_size:,} words, in {file}"),
+            ("information", f"{made.information:.4f} nats between the blocks of adjacent words"),
+            ("time", duration(made.seconds)),
+            ("blocks", f"{made.blocks.num_blocks:,} of {made.blocks.vocab_size:,} words, in {made.file}"),
         ]
     )
-
-
-def make_blocks(recipe: Recipe, corpus: Corpus) -> Blocks:
-    """The recipe's blocks, with a bar while they are made."""
-    with progress_bar("clustering words", None) as shown:
-        return recipe.make_blocks(corpus, lambda done, total, stage: shown.update(done, total, stage))
-
-
-def print_sample_blocks(blocks: Blocks, corpus: Corpus) -> None:
-    """A few blocks, spread from the most frequent to the rarest, with their most frequent words."""
-    from vlhmm.cluster import word_counts
-
-    counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
-    shown = table("block", "tokens", "words", "most frequent", right=("block", "tokens", "words"))
-    step = max(1, blocks.num_blocks // SAMPLE_BLOCKS)
-    for block in list(range(0, blocks.num_blocks, step))[:SAMPLE_BLOCKS]:
-        words = blocks.words(block)
-        best = words[(-counts[words]).argsort(kind="stable")][:SAMPLE_WORDS]
-        names = " ".join(corpus.tokenizer.token(word) for word in best)
-        shown.add_row(str(block), f"{counts[words].sum():,}", f"{len(words):,}", names)
-    print_table(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -14,7 +14,6 @@ from vlhmm.cli import options
 from vlhmm.cli.options import DeviceOption, Json, choose_device, read_corpus
 from vlhmm.cli.show import (
     command_line,
-    corpus_label,
     duration,
     facts,
     line,
@@ -27,6 +26,7 @@ from vlhmm.cli.show import (
 
 if TYPE_CHECKING:
     from vlhmm.data import Corpus
+    from vlhmm.reports import RunResults
 
 NUM_SENTENCES, SENTENCE_TOKENS = 10, 40
 SHOWN_WORDS = (6, 12)
@@ -51,24 +51,21 @@ def demo(
     as_json: Json = False,
 ) -> int:
     """Train on Python's own documentation, and look at the result."""
-    from vlhmm.cli.run import Plan, train_and_report
-    from vlhmm.cli.training import Asked
+    from vlhmm.cli.running import exit_status, watch_run
+    from vlhmm.cli.settings import Asked
+    from vlhmm.reports import Plan, training_run
 
     begun = time.monotonic()
     recipe = Asked("demo", None, tuple(changes or ()), None).recipe()
     folder = _fresh(out)
     corpus = read_corpus(data, None)
-    status, results = train_and_report(
-        Plan(recipe, data, None),
-        corpus,
-        folder,
-        device=choose_device(device),
-        command=command_line(),
-    )
-    if status:
+    plan = Plan(recipe, data, None)
+    events = training_run(plan, corpus, folder, device=choose_device(device), command=command_line())
+    results = watch_run(events, plan)
+    if status := exit_status(results, folder):
         return status
     if as_json:
-        print_json({"folder": str(folder), **results})
+        print_json(results, folder=str(folder))
         return 0
     _show_perplexity(results, corpus)
     _show_model(folder, corpus)
@@ -88,11 +85,15 @@ def _heading(text: str) -> None:
     line(text, style="bold")
 
 
-def _show_perplexity(results: dict[str, Any], corpus: Corpus) -> None:
+def _show_perplexity(results: RunResults, corpus: Corpus) -> None:
+    from vlhmm.reports import HeldOutText
+    from vlhmm.reports.sources import corpus_label
+
+    assert isinstance(results.figures, HeldOutText)
     _heading(f"Perplexity on text the model has not seen: {corpus_label(corpus)}")
     shown = table("model", "valid", "test", right=("valid", "test"))
-    for name, scores in results["perplexity"].items():
-        label = f"HMM, {results['num_states']:,} states" if name == "HMM" else name
+    for name, scores in results.figures.perplexity.items():
+        label = f"HMM, {results.num_states:,} states" if name == "HMM" else name
         style = "bold green" if name == "HMM" else ""
         shown.add_row(Text(label, style), Text(f"{scores['valid']:,.1f}", style), Text(f"{scores['test']:,.1f}", style))
     print_table(shown)
@@ -127,11 +128,11 @@ def _sentence(corpus: Corpus) -> str:
     return tokenizer.decode(corpus.test.ids[: SHOWN_WORDS[1]].tolist())
 
 
-def _show_next_steps(folder: Path, results: dict[str, Any]) -> None:
+def _show_next_steps(folder: Path, results: RunResults) -> None:
     _heading("Saved")
     saved = [("model and training run", str(folder))]
-    if results["learning_curve"]:
-        saved.append(("learning curve", results["learning_curve"]))
+    if results.learning_curve:
+        saved.append(("learning curve", results.learning_curve))
     facts(saved)
     _heading("What to type next")
     for command in (

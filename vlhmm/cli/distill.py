@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,22 +15,16 @@ from vlhmm.cli.show import (
     command_line,
     facts,
     line,
-    message,
     print_json,
     print_table,
     program,
     table,
+    watch,
 )
 
 if TYPE_CHECKING:
-    import torch
-
-    from vlhmm.cli.distill_material import Material
-    from vlhmm.training.joint_phase import JointPhase
+    from vlhmm.reports import DistillationResults
     from vlhmm.training.presets import Recipe
-
-PLAIN = "plain"
-"""Where in a run folder the HMM lies that is trained without given states."""
 
 
 def register(app: typer.Typer) -> None:
@@ -118,8 +112,11 @@ def distill(
 
     Stopped at any time, the same command goes on where it was. Settings are those of `vlhmm train --preset distill`.
     """
-    from vlhmm.cli.distill_material import Drawing, drawn_text, joint_phase, read_text
+    from vlhmm.cli.running import exit_status, watch_run
+    from vlhmm.distillation.material import Drawing, drawing_text, reading_text
     from vlhmm.distillation.pipeline import SAMPLES
+    from vlhmm.reports import Plan, distillation_run
+    from vlhmm.reports.results import PLAIN
 
     chosen_device = choose_device(device)
     _quiet_without_terminal()
@@ -140,19 +137,28 @@ def distill(
             samples or out / SAMPLES, tokens, max_tokens, temperature, prompts, batch_size, seed, max_seconds
         )
         recipe = _recipe(states, seed, changes or [], {"window": "--max-tokens", "windows": "nothing"})
-        material = drawn_text(teacher, drawing, recipe, bool(lvd), chosen_device)
+        steps = drawing_text(teacher, drawing, recipe, lvd=bool(lvd), device=chosen_device)
+        material = watch(steps, f"drawing from {teacher}")
     else:
         if lvd is False:
             raise ValueError(f"--no-lvd: a text without the teacher's vectors is for `{program()} train`")
         recipe = _recipe(states, seed, changes or [], {})
-        material = read_text(teacher, text, teacher_tokens, data_dir, recipe, out, chosen_device)
-    joint = None
-    if material.teacher is not None:
-        joint = joint_phase(material, material.teacher, out, cluster_tokens, joint_tokens)
-    status, results = _trained(material, joint, out, chosen_device)
-    if compare and status == 0:
-        message("the same without given states:")
-        status, results[PLAIN] = _trained(material, None, out / PLAIN, chosen_device)
+        steps = reading_text(
+            teacher, text, recipe, teacher_tokens=teacher_tokens, out=out, data_dir=data_dir, device=chosen_device
+        )
+        material = watch(steps, f"reading {text}")
+    events = distillation_run(
+        material,
+        out,
+        device=chosen_device,
+        command=command_line(),
+        cluster_tokens=cluster_tokens,
+        joint_tokens=joint_tokens,
+        compare=compare,
+    )
+    results = watch_run(events, Plan(material.recipe, material.source, material.data_dir))
+    by_same_command = results.plain is None and material.teacher is not None
+    status = exit_status(results.last, out if results.plain is None else out / PLAIN, by_same_command=by_same_command)
     if as_json:
         print_json(results)
     elif status == 0:
@@ -160,28 +166,11 @@ def distill(
     return status
 
 
-def _trained(
-    material: Material, joint: JointPhase | None, out: Path, device: torch.device
-) -> tuple[int, dict[str, Any]]:
-    from vlhmm.cli.run import Plan, train_and_report
-
-    return train_and_report(
-        Plan(material.recipe, material.source, material.data_dir),
-        material.corpus,
-        out,
-        device=device,
-        resume=True,
-        command=command_line(),
-        joint=joint,
-        figures=material.figures,
-    )
-
-
 def _recipe(states: int, seed: int, changes: list[str], decided: dict[str, str]) -> Recipe:
     """The preset, changed by --set, for so many states; what options decide cannot be set."""
     from dataclasses import replace
 
-    from vlhmm.cli.training import Asked
+    from vlhmm.cli.settings import Asked
 
     asked = Asked("distill", None, tuple(changes), None)
     for name, option in {"states_per_block": "--states", "seed": "--seed", **decided}.items():
@@ -200,23 +189,26 @@ def _quiet_without_terminal() -> None:
     logging.disable_progress_bar()
 
 
-def _show(results: dict[str, Any], out: Path) -> None:
-    plain = results.get(PLAIN)
-    if "held_out" in results:
-        figures = results["held_out"]
-        rows = {"unigram": [figures["unigram"]]}
-        if plain is not None:
-            rows["HMM, no states given"] = [plain["held_out"]["hmm"]]
-        rows |= {"HMM": [figures["hmm"]], "teacher": [figures["teacher"]]}
-        shown = table("perplexity of held-out samples", "test", right=("test",))
-        counted = f"{figures['num_tokens']:,} tokens of {figures['num_samples']:,} samples, each from its beginning"
+def _show(results: DistillationResults, out: Path) -> None:
+    from vlhmm.reports import HeldOutText
+
+    figures = results.run.figures
+    plain = None if results.plain is None else results.plain.figures
+    assert figures is not None
+    if isinstance(figures, HeldOutText):
+        shown, counted = table("perplexity", "valid", "test", right=("valid", "test")), figures.test.protocol
+        rows = {name: list(scores.values()) for name, scores in figures.perplexity.items() if name != "HMM"}
+        if isinstance(plain, HeldOutText):
+            rows["HMM, no states given"] = list(plain.perplexity["HMM"].values())
+        rows["HMM"] = list(figures.perplexity["HMM"].values())
     else:
-        rows = {name: list(scores.values()) for name, scores in results["perplexity"].items() if name != "HMM"}
-        if plain is not None:
-            rows["HMM, no states given"] = list(plain["perplexity"]["HMM"].values())
-        rows["HMM"] = list(results["perplexity"]["HMM"].values())
-        shown = table("perplexity", "valid", "test", right=("valid", "test"))
-        counted = results["test"]["protocol"]
+        found = figures.held_out
+        shown = table("perplexity of held-out samples", "test", right=("test",))
+        counted = f"{found.num_tokens:,} tokens of {found.num_samples:,} samples, each from its beginning"
+        rows = {"unigram": [found.unigram]}
+        if plain is not None and not isinstance(plain, HeldOutText):
+            rows["HMM, no states given"] = [plain.held_out.hmm]
+        rows |= {"HMM": [found.hmm], "teacher": [found.teacher]}
     for name, scores in rows.items():
         shown.add_row(name, *(f"{score:,.1f}" for score in scores))
     print_table(shown)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlhmm.cli.options import Json, ModelDir, utf8
+from vlhmm.cli.options import Json, ModelDir, seeded, utf8
 from vlhmm.cli.show import line, print_json
 
 if TYPE_CHECKING:
     from vlhmm.control import Constraint
+    from vlhmm.text.answers import BestText, GeneratedText
 
 Phrases = list[str] | None
 CONSTRAINTS = "Constraints on the new text"
@@ -148,24 +149,19 @@ def generate(
             "--best is one text and draws nothing: leave out --num, --seed, --temperature, --top-k, --top-p"
         )
 
-    import torch
-
     from vlhmm.control.constraints import all_of
     from vlhmm.control.time_limit import TIME_LIMIT
     from vlhmm.lm import load
+    from vlhmm.text.answers import GeneratedText
 
     lm = load(folder)
     constraint = all_of(wanted) if wanted else None
     seconds = TIME_LIMIT if time_limit is None else time_limit
     if best:
         found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint, time_limit=seconds)
-        _print(found.text, as_json, log_prob=found.log_prob)
+        _print(found, as_json)
         return
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    generator = seeded(seed)
     # At least once: it also says what is wrong with --num.
     for first in range(0, max(num, 1), DRAWN_AT_ONCE):
         texts = lm.generate(
@@ -180,7 +176,7 @@ def generate(
             time_limit=seconds,
         )
         for text in texts:
-            _print(text, as_json)
+            _print(GeneratedText(text), as_json)
 
 
 def _range(option: str, text: str | None, make: Callable[[int, int | None], Constraint]) -> list[Constraint]:
@@ -195,9 +191,9 @@ def _range(option: str, text: str | None, make: Callable[[int, int | None], Cons
     return [make(int(first), at_most)]
 
 
-def _print(text: str, as_json: bool, **values: float) -> None:
+def _print(made: GeneratedText | BestText, as_json: bool) -> None:
     if as_json:
-        print_json({"text": text, **values})
+        print_json(made)
     else:
         # One text a line, whatever it holds.
-        line(" ".join(text.splitlines()))
+        line(" ".join(made.text.splitlines()))

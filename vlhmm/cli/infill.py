@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from vlhmm.cli.options import Json, ModelDir, texts_of, utf8
+from vlhmm.cli.options import Json, ModelDir, seeded, texts_of, utf8
 from vlhmm.cli.queries import LEAST_SHOWN, between
 from vlhmm.cli.show import line, print_json, print_table, table
 
@@ -51,45 +50,23 @@ def infill(
     as_json: Json = False,
 ) -> None:
     """What may stand in the gaps of a text, given the words on both sides."""
-    import torch
-
     from vlhmm.lm import load
 
     bounds = gap.split("-")
     if len(bounds) != 2 or not all(bound.isdecimal() for bound in bounds):
         raise ValueError(f"--gap is {gap!r}, but two numbers are needed: A-B, e.g. 1-4")
     lm = load(folder)
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    generator = seeded(seed)
     for number, one in enumerate(texts_of(text)):
         least, most = map(int, bounds)
         filled = lm.infill(
             one, num=num, top=top, gap=(least, most), eos=eos, exclude=exclude or (), generator=generator
         )
         if as_json:
-            print_json(_infilling_json(one, filled))
+            print_json(filled, text=one)
         else:
             between(number)
             _print_infilling(filled)
-
-
-def _infilling_json(text: str, filled: Infilling) -> dict[str, Any]:
-    return {
-        "text": text,
-        "log_prob": filled.log_prob,
-        "gaps": [
-            {
-                "lengths": [{"tokens": length, "prob": prob} for length, prob in gap.lengths],
-                "positions": [[{"token": token, "prob": prob} for token, prob in tokens] for tokens in gap.tokens],
-            }
-            for gap in filled.gaps
-        ],
-        "best": asdict(filled.best),
-        "samples": [asdict(sample) for sample in filled.samples],
-    }
 
 
 def _print_infilling(filled: Infilling) -> None:

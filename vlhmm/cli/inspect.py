@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlhmm.cli import options
 from vlhmm.cli.evaluation import SourceArgument, Split, read_source
 from vlhmm.cli.options import DataDir, DeviceOption, Json, ModelDir, check_picture, choose_device
-from vlhmm.cli.show import bar, facts, line, print_json, print_table, progress_bar, table
+from vlhmm.cli.show import bar, facts, line, print_json, print_table, table, watch
 
 if TYPE_CHECKING:
-    from vlhmm.data import Tokens
     from vlhmm.inspection import Inspection, Memory
     from vlhmm.inspection.summary import Range
     from vlhmm.lm import LanguageModel
@@ -59,75 +57,26 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """States that a text uses, how sure they are, what they emit and where they lead, and how far back they remember."""
-    from vlhmm.cluster import word_counts
     from vlhmm.lm import load
+    from vlhmm.reports import first_tokens, inspecting_source
 
     check_picture(plot)
     lm = load(folder, choose_device(device))
-    corpus, text, label = read_source(lm, folder, source, split, Split.valid, data_dir)
-    counts = None if corpus is None else word_counts(corpus.train, lm.tokenizer.vocab_size)
-    if tokens is not None and tokens < len(text):
-        text, label = _first(text, tokens), f"the beginning of {label}"
-    found = _inspected(lm, text, counts, streams, memory, top)
+    text = read_source(lm, folder, source, split, Split.valid, data_dir)
+    if tokens is not None:
+        text = first_tokens(text, tokens)
+    found = watch(inspecting_source(lm, text, streams=streams, memory=memory, top=top), "reading")
     if plot is not None:
         from vlhmm.inspection.figure import inspection_figure
 
-        inspection_figure(found, plot, f"{folder.name}: {label}, perplexity {found.perplexity:,.1f}")
+        inspection_figure(found, plot, f"{folder.name}: {text.label}, perplexity {found.perplexity:,.1f}")
     if as_json:
-        print_json({"text": label, "streams": streams, **_as_json(found)})
+        print_json(found, text=text.label, streams=streams)
         return
-    _show(found, lm, label, len(text))
+    _show(found, lm, text.label, len(text.tokens))
     if plot is not None:
         line()
         facts([("picture", str(plot))])
-
-
-def _first(text: Tokens, count: int) -> Tokens:
-    import numpy as np
-
-    from vlhmm.data import Tokens
-
-    offsets = text.offsets[text.offsets < count]
-    return Tokens(text.ids[:count], np.concatenate([offsets, [count]]).astype(np.int64))
-
-
-def _inspected(lm: LanguageModel, text: Tokens, counts: Any, streams: int, memory: int, top: int) -> Inspection:
-    from vlhmm.inspection import inspecting
-
-    steps = inspecting(lm, text, train_counts=counts, streams=streams, memory=memory, top=top)
-    with progress_bar("reading", None) as shown:
-        while True:
-            try:
-                at = next(steps)
-            except StopIteration as stop:
-                found: Inspection = stop.value
-                return found
-            shown.update(at.done, at.total, description=at.what)
-
-
-def _as_json(found: Inspection) -> dict[str, Any]:
-    reading = found.reading
-    memory = found.memory
-    return {
-        "num_tokens": len(reading.token_log_probs),
-        "perplexity": found.perplexity,
-        "filtered_entropy": float(reading.filtered_entropy.mean()),
-        "smoothed_entropy": float(reading.smoothed_entropy.mean()),
-        "usage": asdict(found.usage),
-        "blocks": [{"block": one.block, "num_words": one.num_words, **asdict(one.usage)} for one in found.blocks],
-        "states": [asdict(one) for one in found.states],
-        "by_line_position": [asdict(one) for one in found.by_line_position],
-        "by_frequency": [asdict(one) for one in found.by_frequency],
-        "memory": None
-        if memory is None
-        else {
-            "perplexity": memory.perplexity,
-            "unlimited": memory.unlimited,
-            "num_tokens": memory.num_tokens,
-            "stationary_iterations": memory.stationary.iterations,
-            "stationary_change": memory.stationary.change,
-        },
-    }
 
 
 def _show(found: Inspection, lm: LanguageModel, label: str, num_tokens: int) -> None:

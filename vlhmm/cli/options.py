@@ -84,6 +84,17 @@ def choose_device(device: Device) -> torch.device:
     return torch.device("cuda" if available and device is not Device.cpu else "cpu")
 
 
+def seeded(seed: int | None) -> torch.Generator:
+    """Random numbers; None: others each time."""
+    import torch
+
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+        return generator
+    return generator.manual_seed(seed)
+
+
 PICTURES = (".png", ".pdf", ".svg")
 
 

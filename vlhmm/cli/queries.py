@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -13,7 +13,7 @@ from vlhmm.cli.options import Json, ModelDir, TextOrStdin, check_picture, texts_
 from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_table, table
 
 if TYPE_CHECKING:
-    from vlhmm.text.answers import BestPath, Explanation, NamedState, Score
+    from vlhmm.text.answers import BestPath, Explanation, NamedState, NextTokens, Score
 
 FULL_BAR_NATS = 12.0
 """The surprise at which a bar is full: a token of probability 6e-6."""
@@ -55,14 +55,7 @@ def score(
     for number, one in enumerate(texts_of(text)):
         scored = lm.score(one, eos=eos)
         if as_json:
-            print_json(
-                {
-                    "text": one,
-                    "log_prob": scored.log_prob,
-                    "perplexity": scored.perplexity,
-                    "tokens": [{"token": token.token, "log_prob": token.log_prob} for token in scored.tokens],
-                }
-            )
+            print_json(scored, text=one)
         else:
             between(number)
             _print_score(scored)
@@ -95,18 +88,23 @@ def next_tokens(
 ) -> None:
     """The most likely next tokens."""
     from vlhmm.lm import load
+    from vlhmm.text.answers import NextTokens
 
     lm = load(folder)
     for number, one in enumerate(texts_of(text)):
-        best = lm.next_tokens(one, top)
+        best = NextTokens(lm.next_tokens(one, top))
         if as_json:
-            print_json({"text": one, "next": [{"token": token, "prob": prob} for token, prob in best]})
-            continue
-        between(number)
-        shown = table("token", "p", "", right=("p",))
-        for token, prob in best:
-            shown.add_row(token, f"{prob:.4f}", bar(prob / best[0][1]))
-        print_table(shown)
+            print_json(best, text=one)
+        else:
+            between(number)
+            _print_next(best)
+
+
+def _print_next(best: NextTokens) -> None:
+    shown = table("token", "p", "", right=("p",))
+    for token, prob in best.tokens:
+        shown.add_row(token, f"{prob:.4f}", bar(prob / best.tokens[0][1]))
+    print_table(shown)
 
 
 def posterior(
@@ -131,7 +129,7 @@ def posterior(
     for number, one in enumerate(texts):
         explanation = lm.explain(one, top)
         if as_json:
-            print_json(_explanation_json(one, explanation))
+            print_json(explanation, text=one)
         else:
             between(number)
             _print_explanation(explanation)
@@ -139,35 +137,6 @@ def posterior(
             trellis(lm.explain(one, PLOTTED_STATES, PLOTTED_STATES), plot)
             if not as_json:
                 line(f"picture  {plot}")
-
-
-def _explanation_json(text: str, explanation: Explanation) -> dict[str, Any]:
-    def named(states: list[tuple[NamedState, float]]) -> list[dict[str, Any]]:
-        return [{"prob": prob, **_state_json(state)} for state, prob in states]
-
-    return {
-        "text": text,
-        "log_prob": explanation.score.log_prob,
-        "perplexity": explanation.score.perplexity,
-        "path_entropy": explanation.path_entropy,
-        "tokens": [
-            {
-                "token": token.token,
-                "log_prob": token.log_prob,
-                "entropy": token.entropy,
-                "states": [
-                    {
-                        "prob": state.prob,
-                        **_state_json(state.state),
-                        "previous": named(state.previous),
-                        "next": named(state.next),
-                    }
-                    for state in token.states
-                ],
-            }
-            for token in explanation.tokens
-        ],
-    }
 
 
 def _print_explanation(explanation: Explanation) -> None:
@@ -223,11 +192,7 @@ def viterbi(
         paths = lm.viterbi(one, k)
         if as_json:
             for rank, path in enumerate(paths, start=1):
-                states = [
-                    {"token": token, **_state_json(state)}
-                    for token, state in zip(path.tokens, path.states, strict=True)
-                ]
-                print_json({"text": one, "rank": rank, "log_prob": path.log_prob, "tokens": states})
+                print_json(path, text=one, rank=rank)
             continue
         between(number)
         print_path(paths[0])
@@ -259,14 +224,6 @@ def print_path(path: BestPath) -> None:
             Text(token, "bold"), Text(str(state.state), "green"), str(state.block), _state_words(state, token)
         )
     print_table(shown)
-
-
-def _state_json(state: NamedState) -> dict[str, Any]:
-    return {
-        "state": state.state,
-        "block": state.block,
-        "words": [{"word": word, "prob": prob} for word, prob in state.words],
-    }
 
 
 def _state_words(state: NamedState, token: str, most: int | None = None) -> Text:

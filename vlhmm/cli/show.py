@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from vlhmm.data import Corpus
+Result = TypeVar("Result")
 
 FILE_WIDTH = 200
 """Characters of a line where no terminal says how wide it is: a pipe has no right edge to wrap at."""
@@ -52,19 +51,13 @@ def line(text: str | Text = "", style: str | None = None) -> None:
     shown.print(text, style=style, soft_wrap=not shown.is_terminal)
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on one line of stdout; numbers that JSON lacks are null."""
+def print_json(answer: Any, **question: Any) -> None:
+    """One JSON value on one line of stdout, as `as_json` makes it."""
+    from vlhmm.reports import as_json
+
     # Where the stream has no Unicode, JSON's own escapes; those of Python would not be JSON.
     unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
-    print(json.dumps(_finite(value), ensure_ascii=not unicode))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    print(json.dumps(as_json(answer, **question), ensure_ascii=not unicode))
 
 
 class _OneLineRows(Table):
@@ -149,11 +142,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
 
-def corpus_label(corpus: Corpus) -> str:
-    """Its name, what else decides its text, and its hash."""
-    return " ".join(part for part in (corpus.name, corpus.note, f"({corpus.short_hash})") if part)
-
-
 def command_line() -> str:
     """This command as it was typed."""
     return shlex.join(["vlhmm", *sys.argv[1:]])
@@ -203,16 +191,14 @@ def progress_bar(description: str, total: int | None) -> Iterator[ProgressBar]:
         TextColumn("{task.fields[note]}", style="bold"),
         _Left(),
     )
-    with Progress(
-        *columns, console=shown, transient=True, disable=not shown.is_terminal, refresh_per_second=4
-    ) as progress:
+    with Bars(*columns, console=shown, transient=True, disable=not shown.is_terminal, refresh_per_second=4) as progress:
         yield ProgressBar(progress, progress.add_task(description, total=total, note=""))
 
 
 class ProgressBar:
     """One task of a rich progress display."""
 
-    def __init__(self, progress: Progress, task: Any) -> None:
+    def __init__(self, progress: Bars, task: Any) -> None:
         self._progress, self._task = progress, task
         self._last_line = time.monotonic()
 
@@ -232,3 +218,38 @@ class ProgressBar:
     def line(self, text: str | Text, style: str | None = None) -> None:
         """A line above the bar, on stderr."""
         self._progress.console.print(text, style=style, soft_wrap=True)
+
+
+def watch(steps: Generator[Any, None, Result], description: str) -> Result:
+    """What the steps return; their progress as a bar, their notes as lines on stderr."""
+    with progress_bar(description, None) as shown:
+        show_steps = Steps(shown, description)
+        while True:
+            try:
+                event = next(steps)
+            except StopIteration as stop:
+                result: Result = stop.value
+                return result
+            show_steps(event)
+
+
+class Steps:
+    """Shows what a generator yields, as a bar and lines above it."""
+
+    def __init__(self, shown: ProgressBar, description: str) -> None:
+        self._shown, self._part, self._begun = shown, description, time.monotonic()
+
+    def __call__(self, event: Any) -> None:
+        from vlhmm.progress import Note, Progress
+
+        match event:
+            case Note(text):
+                self._shown.line(text)
+            case Progress(what, done, total, unit, amount, note):
+                if what != self._part:
+                    self._part, self._begun = what, time.monotonic()
+                if unit:
+                    count = done if amount is None else amount
+                    rate = f"{short(count / max(time.monotonic() - self._begun, 1e-9))} {unit}/s"
+                    note = f"{note}  {rate}" if note else rate
+                self._shown.update(done, total, note, what)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlhmm.cli import options
 from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device, read_corpus
+from vlhmm.cli.settings import Asked, Method
 from vlhmm.cli.show import (
     command_line,
-    corpus_label,
     facts,
     line,
     message,
@@ -25,20 +24,8 @@ from vlhmm.cli.show import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
-    from vlhmm.cluster import Blocks
-    from vlhmm.data import Corpus
-    from vlhmm.models import Model
-    from vlhmm.training.em import EMSettings
-    from vlhmm.training.presets import Recipe
-
-DEFAULT_PRESET, EM_PRESET = "default", "scalar"
-
-
-class Method(StrEnum):
-    gradient = "gradient"
-    em = "em"
+    from vlhmm.reports import Plan, RunResults
+    from vlhmm.training.plan import Forecast
 
 
 def register(app: typer.Typer) -> None:
@@ -95,7 +82,9 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Train a model on a corpus; it can be stopped at any time and resumed."""
-    from vlhmm.cli.run import RECIPE, Plan, read_plan, train_and_report
+    from vlhmm.cli.running import exit_status, watch_run
+    from vlhmm.reports import Plan, forecast, read_plan, training_run
+    from vlhmm.training.plan import RECIPE
 
     chosen_device = choose_device(device)
     if out.is_file():
@@ -125,20 +114,26 @@ def train(
             "use --preset scalar, or --method gradient"
         )
     corpus = read_corpus(source, data_dir)
+    plan = Plan(recipe, source, data_dir, em)
     if dry_run:
-        _show_plan(recipe, em, corpus, blocks_file, chosen_device, as_json)
+        sizes = forecast(plan, corpus, chosen_device, blocks_file=blocks_file)
+        if as_json:
+            print_json(sizes)
+        else:
+            _show_plan(plan, sizes)
         return 0
-    status, results = train_and_report(
-        Plan(recipe, source, data_dir, em),
+    events = training_run(
+        plan,
         corpus,
         out,
         blocks_file=blocks_file,
         device=chosen_device,
         resume=resume,
         max_seconds=max_seconds,
-        tensorboard=tensorboard,
         command=command_line(),
     )
+    results = watch_run(events, plan, out / "tensorboard" if tensorboard else None)
+    status = exit_status(results, out)
     if as_json:
         print_json(results)
     elif status == 0:
@@ -146,212 +141,45 @@ def train(
     return status
 
 
-class Asked:
-    """What the command line says about the recipe and, for Baum-Welch, its settings."""
+def _show_plan(plan: Plan, sizes: Forecast) -> None:
+    from vlhmm.reports.sources import corpus_label
 
-    def __init__(
-        self,
-        preset: str | None,
-        config: Path | None,
-        changes: tuple[str, ...],
-        seed: int | None,
-        method: Method | None = None,
-    ) -> None:
-        self.preset, self.config = preset, config
-        self.sections = {} if config is None else _read_toml(config)
-        if method is Method.gradient and "em" in self.sections:
-            raise ValueError(f"--method gradient, but {config} has settings under [em]: leave one of them out")
-        self.by_em = method is Method.em or "em" in self.sections
-        self.changes = dict(key_value(change) for change in changes)
-        if seed is not None:
-            self.changes["seed"] = str(seed)
-
-    def recipe(self) -> Recipe:
-        """The preset, changed by the file, changed by --set and --seed."""
-        from vlhmm.training.presets import Recipe, preset
-
-        recipe = preset(self.preset or (EM_PRESET if self.by_em else DEFAULT_PRESET))
-        if self.by_em and self.preset in (None, EM_PRESET):
-            # Counting leaves equal states equal.
-            recipe = recipe.with_changes({"init_scale": "1.0"})
-        values = recipe.to_dict()
-        for section, settings in self.sections.items():
-            if section != "em":
-                values[section] = {**values.get(section, {}), **settings}
-        return Recipe.from_dict(values).with_changes(self._recipe_changes())
-
-    def em(self) -> EMSettings | None:
-        """The settings of Baum-Welch, if that is the method."""
-        from vlhmm.settings import parse_setting, settings_from
-        from vlhmm.training.em import EMSettings
-
-        if not self.by_em:
-            return None
-        typed = {
-            name: parse_setting(EMSettings, name, text) for name, text in self.changes.items() if name in _em_names()
-        }
-        return settings_from(EMSettings, {**self.sections.get("em", {}), **typed})
-
-    def _recipe_changes(self) -> dict[str, str]:
-        """Those that are not Baum-Welch's own; the seed is both's."""
-        if not self.by_em:
-            return self.changes
-        return {name: text for name, text in self.changes.items() if name == "seed" or name not in _em_names()}
-
-    def unchanged(self, saved: Recipe, saved_em: EMSettings | None) -> tuple[Recipe, EMSettings | None]:
-        """The settings of a run that goes on; refuses options that ask for others."""
-        if self.by_em != (saved_em is not None):
-            before, now = ("gradient", "em") if self.by_em else ("em", "gradient")
-            raise ValueError(f"the run was begun with --method {before}, not {now}: begin a new run")
-        same_base = self.preset is None and self.config is None
-        asked = saved.with_changes(self._recipe_changes()) if same_base else self.recipe()
-        changed = _differences(saved.to_dict(), asked.to_dict())
-        if saved_em is not None:
-            changed += self._em_differences(saved_em)
-        if changed:
-            raise ValueError(
-                f"the run was begun with {'; '.join(changed)}: leave those options out, or begin a new run"
-            )
-        return saved, saved_em
-
-    def _em_differences(self, saved: EMSettings) -> list[str]:
-        from dataclasses import asdict
-
-        asked = self.em()
-        assert asked is not None
-        named = {*self.changes, *self.sections.get("em", {})}
-        now = {name: value for name, value in asdict(asked).items() if name in named}
-        return _differences({"em": asdict(saved)}, {"em": now})
-
-
-def _differences(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
-    return [
-        f"{name} = {before[section][name]!r}, not {value!r}"
-        for section, settings in now.items()
-        for name, value in settings.items()
-        if before[section][name] != value
-    ]
-
-
-def _em_names() -> set[str]:
-    from dataclasses import fields
-
-    from vlhmm.training.em import EMSettings
-
-    return {item.name for item in fields(EMSettings)}
-
-
-def key_value(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise ValueError(f"--set {text!r} is no setting; write it as KEY=VALUE, for example --set epochs=3")
-    return key.strip(), value.strip()
-
-
-def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
-    import tomllib
-
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    for section, settings in values.items():
-        if not isinstance(settings, dict):
-            raise ValueError(
-                f"{path}: {section!r} stands outside [blocks], [model], [train] and [em]; put it under one"
-            )
-    return values
-
-
-def _show_plan(
-    recipe: Recipe,
-    em: EMSettings | None,
-    corpus: Corpus,
-    blocks_file: Path | None,
-    device: torch.device,
-    as_json: bool,
-) -> None:
-    from dataclasses import asdict
-
-    from vlhmm.cli.run import estimated_bytes, training_steps
-    from vlhmm.memory import available_bytes
-    from vlhmm.training.em import em_steps
-
-    blocks = _sketch_blocks(recipe, corpus, blocks_file)
-    model = recipe.make_model(corpus, blocks)
-    steps = training_steps(recipe, corpus) if em is None else em_steps(em, corpus)
-    needed = estimated_bytes(recipe, model)
-    sections = recipe.to_dict()
-    if em is not None:
-        del sections["train"]
-        sections["em"] = asdict(em)
-    numbers: dict[str, Any] = {
-        "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
-        "tokens": len(corpus.train),
-        "vocab_size": corpus.tokenizer.vocab_size,
-        "num_blocks": blocks.num_blocks,
-        "num_states": model.support.num_states,
-        "num_parameters": model.num_parameters,
-        "steps": steps,
-        "estimated_bytes": needed,
-        "available_bytes": available_bytes(device),
-        "device": str(device),
-        "recipe": sections,
-    }
-    if as_json:
-        print_json(numbers)
-        return
-    for section, settings in sections.items():
+    for section, settings in sizes.recipe.items():
         shown = table(f"[{section}]", "")
         for name, value in settings.items():
             shown.add_row(f"  {name}", str(value).lower() if isinstance(value, bool) else str(value))
         print_table(shown)
     line()
+    em, train = plan.em, plan.recipe.train
+    batch = em or train
+    passes = f"{train.epochs} epochs" if em is None else f"{em.iterations} iterations of Baum-Welch"
+    available = f"{size(sizes.available_bytes)} free on {sizes.device}"
     facts(
         [
-            *_size_facts(corpus, blocks, model, steps, recipe, em),
-            ("memory", f"about {size(needed)} while training, of {size(available_bytes(device))} free on {device}"),
+            ("corpus", f"{corpus_label(sizes.corpus)}, {sizes.tokens:,} tokens"),
+            ("states", f"{sizes.num_states:,} in {sizes.num_blocks:,} blocks"),
+            ("parameters", f"{sizes.num_parameters:,}"),
+            ("steps", f"{sizes.steps:,} of {batch.batch_size} x {batch.window} tokens, {passes}"),
+            ("memory", f"about {size(sizes.estimated_bytes)} while training, of {available}"),
             ("written", "nothing, this was a dry run"),
         ]
     )
 
 
-def _sketch_blocks(recipe: Recipe, corpus: Corpus, blocks_file: Path | None) -> Blocks:
-    """Blocks of the right number without clustering: the size of a model depends on nothing else."""
-    import numpy as np
+def _show_results(results: RunResults, out: Path) -> None:
+    from vlhmm.reports import HeldOutText
 
-    from vlhmm.cluster import Blocks, random_blocks
-
-    if blocks_file is not None:
-        return Blocks.load(blocks_file, corpus.tokenizer.tokens())
-    if recipe.blocks.clustering == "brown":
-        return random_blocks(corpus.tokenizer.vocab_size, recipe.blocks.num_blocks, np.random.default_rng(0))
-    return recipe.make_blocks(corpus)
-
-
-def _size_facts(
-    corpus: Corpus, blocks: Blocks, model: Model, steps: int, recipe: Recipe, em: EMSettings | None
-) -> list[tuple[str, str]]:
-    settings = em or recipe.train
-    passes = f"{recipe.train.epochs} epochs" if em is None else f"{em.iterations} iterations of Baum-Welch"
-    return [
-        ("corpus", f"{corpus_label(corpus)}, {len(corpus.train):,} tokens"),
-        ("states", f"{model.support.num_states:,} in {blocks.num_blocks:,} blocks"),
-        ("parameters", f"{model.num_parameters:,}"),
-        ("steps", f"{steps:,} of {settings.batch_size} x {settings.window} tokens, {passes}"),
-    ]
-
-
-def _show_results(results: dict[str, Any], out: Path) -> None:
+    figures = results.figures
+    assert isinstance(figures, HeldOutText)
     shown = table("perplexity", "valid", "test", right=("valid", "test"))
-    for name, scores in results["perplexity"].items():
+    for name, scores in figures.perplexity.items():
         shown.add_row(name, f"{scores['valid']:,.1f}", f"{scores['test']:,.1f}")
     print_table(shown)
     line()
-    rows = [("protocol", results["test"]["protocol"]), ("model", str(out))]
-    if results["learning_curve"]:
-        rows.append(("curve", results["learning_curve"]))
-    if results["stopped"] == "time":
+    rows = [("protocol", figures.test.protocol), ("model", str(out))]
+    if results.learning_curve:
+        rows.append(("curve", results.learning_curve))
+    if results.stopped == "time":
         rows.append(("go on", f"{program()} train --out {out} --resume"))
     rows.append(("look", f"{program()} info {out}"))
     facts(rows)

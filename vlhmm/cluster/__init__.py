@@ -5,7 +5,7 @@ blocks from nothing, `refine` improves them, and `blocks` is the record that all
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 
@@ -25,13 +25,15 @@ from vlhmm.cluster.bigrams import (
 from vlhmm.cluster.blocks import Blocks, one_block, one_word_per_block, random_blocks
 from vlhmm.cluster.brown import agglomerate
 from vlhmm.cluster.exchange import Exchange
-from vlhmm.cluster.refine import Clock, refine_blocks
+from vlhmm.cluster.refine import Clock, refining
+from vlhmm.progress import Progress
 
 __all__ = [
     "Bigrams",
     "Blocks",
     "Eos",
     "brown_clusters",
+    "clustering",
     "count_bigrams",
     "mutual_information",
     "one_block",
@@ -86,6 +88,38 @@ def brown_clusters(
         >>> vlhmm.brown_clusters(text, 3, eos_id=0).block_of_word.tolist()
         [2, 1, 1, 0, 0]
     """
+    steps = clustering(
+        tokens,
+        num_blocks,
+        eos=eos,
+        eos_id=eos_id,
+        vocab_size=vocab_size,
+        refine=refine,
+        seed=seed,
+        max_seconds=max_seconds,
+    )
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as stop:
+            blocks: Blocks = stop.value
+            return blocks
+        if progress is not None:
+            progress(step.done, step.total or 0, step.note)
+
+
+def clustering(
+    tokens: TokenSource,
+    num_blocks: int,
+    *,
+    eos: Eos = "own",
+    eos_id: int | None = None,
+    vocab_size: int | None = None,
+    refine: bool = True,
+    seed: int = 0,
+    max_seconds: float | None = None,
+) -> Generator[Progress, None, Blocks]:
+    """`brown_clusters`, telling how far the exchange is."""
     clock = Clock.start(max_seconds)
     ids = flat_ids(tokens)
     # A split ends with the end of a line; a bare array says nothing of the kind.
@@ -121,7 +155,7 @@ def brown_clusters(
         state = Exchange(bigrams.select(ranked), num_movable=len(seen), open_blocks=open_blocks)
         agglomerate(state)
         if refine:
-            refine_blocks(state, np.random.default_rng(seed), clock, progress)
+            yield from refining(state, np.random.default_rng(seed), clock)
         block_of_word[ranked] = state.block_of_word
         # A word without neighbours says nothing; it goes where single words matter least.
         largest = np.bincount(block_of_word[seen], minlength=open_blocks).argmax()

@@ -1,12 +1,13 @@
 """Better blocks by exchange: annealing first, so that the start does not decide, then only upwards."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from vlhmm.cluster.exchange import MOST_WORDS, Exchange
+from vlhmm.progress import Progress
 
 SWEEPS = 32
 """Sweeps of annealing."""
@@ -44,21 +45,15 @@ class Clock:
         return 0.0 if self.max_seconds is None else (time.monotonic() - self.started) / self.max_seconds
 
 
-def refine_blocks(
-    state: Exchange,
-    generator: np.random.Generator,
-    clock: Clock,
-    progress: Callable[[int, int, str], None] | None,
-) -> None:
+def refining(state: Exchange, generator: np.random.Generator, clock: Clock) -> Iterator[Progress]:
     """Anneals, then climbs to where single moves hardly help. Never ends below where it began."""
     start, start_information = state.block_of_word.copy(), state.information
     total = SWEEPS + CLIMBS
 
-    def report(done: int, stage: str) -> None:
-        if progress is not None:
-            progress(done, total, f"{stage}, {state.information:.4f} nats")
+    def report(done: int, stage: str) -> Progress:
+        return Progress("clustering words", done, total, note=f"{stage}, {state.information:.4f} nats")
 
-    report(0, "brown")
+    yield report(0, "brown")
     batches = state.batches(SHARE)
     common = [batch for batch in batches if batch[1] - batch[0] < MOST_WORDS] or batches
     # The more blocks, the less a word minds in which of them it is: found by trial at 64, 128 and 256 blocks.
@@ -70,19 +65,19 @@ def refine_blocks(
             break
         temperature = hottest * min(1.0, COLDEST / hottest) ** done
         anneal(state, temperature, batches if sweep % RARE_EVERY == 0 else common, generator, clock)
-        report(sweep + 1, "annealing")
+        yield report(sweep + 1, "annealing")
     if state.information < start_information and clock.spent() >= ANNEALING:
         state.set_blocks(start)
     small_batches = state.batches(SHARE / 4)
     for sweep in range(CLIMBS):
         before = state.information
         climb(state, small_batches, clock)
-        report(SWEEPS + sweep + 1, "exchange")
+        yield report(SWEEPS + sweep + 1, "exchange")
         if state.information < before + LEAST_RISE or clock.spent() >= 1:
             break
     if state.information < start_information:
         state.set_blocks(start)
-    report(total, "done")
+    yield report(total, "done")
 
 
 def anneal(

@@ -30,6 +30,7 @@ from vlhmm.inspection.summary import (
     usage_by_block,
 )
 from vlhmm.lm import LanguageModel
+from vlhmm.progress import Progress, result_of
 from vlhmm.support import Support
 from vlhmm.tables import Belief, Tables
 from vlhmm.text.answers import NamedState
@@ -40,13 +41,6 @@ STATES_OF_A_BLOCK = 2
 """Of the most used states: the blocks of frequent words would fill the list."""
 RECALL_STREAMS = 32
 """On a GPU; they change no number."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    what: str
-    done: int
-    total: int | None
 
 
 @dataclass(frozen=True)
@@ -108,13 +102,7 @@ def inspect_text(
 
     `memory` is the longest context whose perplexity is asked for, 0 for none. One stream is exact.
     """
-    steps = inspecting(lm, tokens, train_counts=train_counts, streams=streams, memory=memory, top=top)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            found: Inspection = stop.value
-            return found
+    return result_of(inspecting(lm, tokens, train_counts=train_counts, streams=streams, memory=memory, top=top))
 
 
 def inspecting(

@@ -48,6 +48,21 @@ class Score:
 
 
 @dataclass(frozen=True)
+class NextTokens:
+    """What may come next in a text, as `LanguageModel.next_tokens` gives it.
+
+    Example:
+        >>> from vlhmm.text.answers import NextTokens
+        >>> lm = vlhmm.load("demo-model")
+        >>> NextTokens(lm.next_tokens("the cat sees a", top=2)).tokens[0][0]
+        'bird'
+    """
+
+    tokens: list[tuple[str, float]]
+    """The most likely tokens with their probabilities, most likely first."""
+
+
+@dataclass(frozen=True)
 class NamedState:
     """A state with the words that it emits most; `str` shows both.
 
@@ -104,6 +119,21 @@ class BestPath:
     """The state of each token."""
     log_prob: float
     """log p(text, states)."""
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """One text that a model has drawn.
+
+    Example:
+        >>> from vlhmm.text.answers import GeneratedText
+        >>> lm = vlhmm.load("demo-model")
+        >>> [GeneratedText(text) for text in lm.generate("the dog", top_k=1)]
+        [GeneratedText(text='the dog sees a bird')]
+    """
+
+    text: str
+    """The text, prompt included."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 
-from vlhmm.cluster import Blocks, brown_clusters, one_block, one_word_per_block
+from vlhmm.cluster import Blocks, clustering, one_block, one_word_per_block
 from vlhmm.data import Corpus
 from vlhmm.models import Model, ModelSettings, Reset, build, build_blocked
+from vlhmm.progress import Progress, result_of
 from vlhmm.settings import nearest, parse_setting, settings_from
 from vlhmm.support import uniform_support
 from vlhmm.training.settings import TrainSettings
@@ -59,7 +60,11 @@ class Recipe:
             values[section][name] = parse_setting(_SECTIONS[section], name, text)
         return Recipe.from_dict(values)
 
-    def make_blocks(self, corpus: Corpus, progress: Callable[[int, int, str], None] | None = None) -> Blocks:
+    def make_blocks(self, corpus: Corpus) -> Blocks:
+        return result_of(self.making_blocks(corpus))
+
+    def making_blocks(self, corpus: Corpus) -> Generator[Progress, None, Blocks]:
+        """`make_blocks`, telling how far it is."""
         num_words, settings = corpus.tokenizer.vocab_size, self.blocks
         match settings.clustering:
             # Without blocks all words are in one; `make_model` then lets each draw its states.
@@ -68,15 +73,16 @@ class Recipe:
             case "cloned":
                 return one_word_per_block(num_words)
             case "brown":
-                return brown_clusters(
-                    corpus.train,
-                    settings.num_blocks,
-                    eos="none" if corpus.tokenizer.eos_id is None else settings.eos_block,
-                    eos_id=corpus.tokenizer.eos_id,
-                    vocab_size=num_words,
-                    refine=settings.refine,
-                    seed=self.train.seed,
-                    progress=progress,
+                return (
+                    yield from clustering(
+                        corpus.train,
+                        settings.num_blocks,
+                        eos="none" if corpus.tokenizer.eos_id is None else settings.eos_block,
+                        eos_id=corpus.tokenizer.eos_id,
+                        vocab_size=num_words,
+                        refine=settings.refine,
+                        seed=self.train.seed,
+                    )
                 )
 
     def make_model(self, corpus: Corpus, blocks: Blocks) -> Model:

@@ -16,7 +16,7 @@ from vlhmm.data.json_file import parse_json
 from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
 from vlhmm.training.checkpoint import CONFIG
 
-STATE, LOG = "training.safetensors", "log.jsonl"
+STATE, LOG, RESULTS = "training.safetensors", "log.jsonl", "results.json"
 
 
 class RunFolder:

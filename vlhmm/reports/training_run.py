@@ -1,0 +1,213 @@
+"""One training run from a plan to results.json: blocks, model, training, figures of the held-out text."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vlhmm._version import __version__
+from vlhmm.cluster import Blocks, word_counts
+from vlhmm.data import Corpus
+from vlhmm.data.atomic import atomic_path, atomic_write
+from vlhmm.distillation.material import DrawnSamples, HeldOutSamples, held_out_samples
+from vlhmm.models import Model
+from vlhmm.plot import learning_curve
+from vlhmm.progress import Note, Progress, result_of
+from vlhmm.provenance import device_name
+from vlhmm.reports.evaluation import HeldOutText, evaluating_held_out
+from vlhmm.reports.json_values import as_values
+from vlhmm.reports.results import RunResults
+from vlhmm.reports.sources import corpus_label
+from vlhmm.training.em import em_training
+from vlhmm.training.gradient import training
+from vlhmm.training.joint_phase import JointPhase
+from vlhmm.training.plan import RECIPE, Plan
+from vlhmm.training.presets import Recipe
+from vlhmm.training.run_folder import RESULTS, RunFolder, read_log
+from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped, relay
+
+BLOCKS, CURVE = "blocks.tsv", "learning_curve.png"
+
+RunEvent = Progress | Note | StepEvent | CheckEvent
+
+
+def train_and_report(
+    plan: Plan,
+    corpus: Corpus,
+    out: str | Path,
+    *,
+    blocks_file: Path | None = None,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
+    max_seconds: float | None = None,
+    command: str = "",
+    joint: JointPhase | None = None,
+    samples: DrawnSamples | None = None,
+) -> RunResults:
+    """Train a model as `vlhmm train` does, and leave it with results.json and a learning curve in a folder.
+
+    Args:
+        plan: Recipe and corpus; the folder remembers them.
+        corpus: The corpus of the plan.
+        out: The folder.
+        blocks_file: Blocks that `Blocks.save` wrote; None: those of the recipe.
+        device: Where the model is trained.
+        resume: Continue the run in `out`.
+        max_seconds: Stop training after that time; None: no limit.
+        command: What the results are said to come from.
+        joint: A first phase that maximises log p(x, z) with given states z; None: none.
+        samples: The corpus is these samples of a teacher, and is compared with it; None: the held-out text is scored.
+
+    Returns:
+        What results.json holds. Without figures if SIGINT or SIGTERM interrupted the training.
+
+    Raises:
+        ValueError: The folder already holds a run, or the settings do not fit the corpus.
+        DivergedError: The loss is NaN or far above that of a uniform model. The last good checkpoint is kept.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from vlhmm.reports import Plan, train_and_report
+        >>> from vlhmm.training.presets import preset
+        >>> _ = Path("animals.txt").write_text(100 * "the cat sees a bird\\nthe dog sees a fish\\n")
+        >>> changes = {"num_blocks": "4", "states_per_block": "2", "dim": "4", "batch_size": "2", "window": "8", "epochs": "1"}
+        >>> plan = Plan(preset("demo").with_changes(changes), "animals.txt", None)
+        >>> results = train_and_report(plan, vlhmm.load_corpus("animals.txt"), "animals")
+        >>> results.stopped, sorted(results.figures.perplexity)
+        ('finished', ['HMM', 'Kneser-Ney 5-gram', 'uniform', 'unigram'])
+    """
+    return result_of(
+        training_run(
+            plan,
+            corpus,
+            out,
+            blocks_file=blocks_file,
+            device=device,
+            resume=resume,
+            max_seconds=max_seconds,
+            command=command,
+            joint=joint,
+            samples=samples,
+        )
+    )
+
+
+def training_run(
+    plan: Plan,
+    corpus: Corpus,
+    out: str | Path,
+    *,
+    blocks_file: Path | None = None,
+    device: torch.device | str = "cpu",
+    resume: bool = False,
+    max_seconds: float | None = None,
+    command: str = "",
+    joint: JointPhase | None = None,
+    samples: DrawnSamples | None = None,
+) -> Generator[RunEvent, None, RunResults]:
+    """`train_and_report`, an event at a time."""
+    device = torch.device(device)
+    # Held to the end: all that is written into the folder is written under its lock.
+    with RunFolder(Path(out), resume) as folder:
+        blocks = yield from _blocks(plan.recipe, corpus, folder, blocks_file)
+        model = plan.recipe.make_model(corpus, blocks).to(device)
+        yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words")
+        yield Note(
+            f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
+            f"{model.num_parameters:,} parameters, on {device}"
+        )
+        stopped = yield from _train(plan, corpus, folder, blocks, model, max_seconds, joint)
+        figures: HeldOutText | HeldOutSamples | None = None
+        curve = None
+        if stopped.reason != "interrupted":
+            if samples is None:
+                figures = yield from evaluating_held_out(model, corpus)
+            else:
+                figures = held_out_samples(model, corpus, samples)
+            curve = yield from _draw_curve(folder.path, f"{corpus.name}, {model.support.num_states:,} states")
+        results = RunResults(
+            stopped=stopped.reason,
+            step=stopped.step,
+            num_steps=stopped.num_steps,
+            train_seconds=stopped.seconds,
+            best_check_perplexity=stopped.best_perplexity,
+            num_states=model.support.num_states,
+            num_parameters=model.num_parameters,
+            corpus=corpus,
+            seed=plan.recipe.train.seed,
+            device=device_name(device),
+            command=command,
+            vlhmm=__version__,
+            python=platform.python_version(),
+            torch=torch.__version__,
+            figures=figures,
+            learning_curve=curve,
+        )
+        atomic_write(folder.path / RESULTS, (json.dumps(as_values(results), indent=2) + "\n").encode())
+    return results
+
+
+def _train(
+    plan: Plan,
+    corpus: Corpus,
+    folder: RunFolder,
+    blocks: Blocks,
+    model: Model,
+    max_seconds: float | None,
+    joint: JointPhase | None,
+) -> Generator[StepEvent | CheckEvent, None, Stopped]:
+    resume = folder.resume
+    if plan.em is None:
+        settings = plan.recipe.train
+        events = training(model, corpus, settings, joint=joint, out=folder, resume=resume, max_seconds=max_seconds)
+    else:
+        events = em_training(model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds)
+    return (yield from relay(_with_plan(events, plan, corpus, folder, blocks), Stopped))
+
+
+def _with_plan(
+    events: Iterator[Event], plan: Plan, corpus: Corpus, folder: RunFolder, blocks: Blocks
+) -> Iterator[Event]:
+    """The events; with the first of them plan and blocks are written: settings that are refused leave no plan."""
+    planned = folder.resume and (folder.path / RECIPE).exists()
+    for event in events:
+        if not planned:
+            # The plan last: a folder that has one has its blocks too.
+            counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
+            blocks.save(folder.path / BLOCKS, corpus.tokenizer.tokens(), counts)
+            plan.save(folder.path)
+            planned = True
+        yield event
+
+
+def _blocks(
+    recipe: Recipe, corpus: Corpus, folder: RunFolder, blocks_file: Path | None
+) -> Generator[Progress | Note, None, Blocks]:
+    given = None if blocks_file is None else Blocks.load(blocks_file, corpus.tokenizer.tokens())
+    kept = folder.path / BLOCKS
+    if folder.resume and (folder.path / RECIPE).exists() and kept.exists():
+        saved = Blocks.load(kept, corpus.tokenizer.tokens())
+        if given is not None and not np.array_equal(given.block_of_word, saved.block_of_word):
+            raise ValueError(f"the run was begun with other blocks than those of {blocks_file}: leave --blocks out")
+        return saved
+    if given is not None:
+        return given
+    blocks = yield from recipe.making_blocks(corpus)
+    if blocks.information is not None and blocks.seconds is not None:
+        yield Note(f"{blocks.num_blocks} blocks of words: {blocks.information:.4f} nats, {blocks.seconds:.1f} s")
+    return blocks
+
+
+def _draw_curve(out: Path, title: str) -> Generator[Note, None, str | None]:
+    try:
+        with atomic_path(out / CURVE) as partial:
+            learning_curve(read_log(out), partial, title)
+    except ValueError as error:
+        yield Note(f"no learning curve: {error}")
+        return None
+    return str(out / CURVE)

@@ -1,0 +1,162 @@
+"""What a training run is going to do: the plan that its folder remembers, and its size before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlhmm.cluster import Blocks, random_blocks
+from vlhmm.data import Corpus
+from vlhmm.data.atomic import atomic_write
+from vlhmm.data.json_file import read_json_object
+from vlhmm.data.windows import Epoch
+from vlhmm.memory import available_bytes
+from vlhmm.models import Model
+from vlhmm.settings import settings_from
+from vlhmm.training.em import EMSettings, em_steps
+from vlhmm.training.presets import Recipe
+
+RECIPE = "recipe.json"
+TILE_COPIES = 8
+"""What a training step holds of each transition tile at its peak: logits, probabilities, gradients; as measured."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run folder remembers, so that it can be resumed by name alone."""
+
+    recipe: Recipe
+    source: str
+    """The corpus by its name or path."""
+    data_dir: Path | None
+    em: EMSettings | None = None
+    """Baum-Welch instead of gradient ascent: the recipe's `train` is not read, but for the seed."""
+
+    def save(self, folder: Path) -> None:
+        # A path must be found again from another working directory.
+        source = str(Path(self.source).absolute()) if Path(self.source).exists() else self.source
+        values = {
+            "corpus": source,
+            "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
+            "recipe": self.recipe.to_dict(),
+            "em": None if self.em is None else asdict(self.em),
+        }
+        atomic_write(folder / RECIPE, json.dumps(values, indent=2).encode())
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """What `Plan.save` wrote; None if the run never got so far."""
+    path = folder / RECIPE
+    if not path.exists():
+        return None
+    try:
+        values = read_json_object(path)
+        data_dir = values["data_dir"]
+        recipe = Recipe.from_dict(values["recipe"])
+        em = values.get("em")
+        return Plan(
+            recipe,
+            values["corpus"],
+            None if data_dir is None else Path(data_dir),
+            None if em is None else settings_from(EMSettings, em),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): it was edited or is of another version") from error
+
+
+def training_steps(recipe: Recipe, corpus: Corpus) -> int:
+    settings = recipe.train
+    epoch = Epoch(corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, 0)
+    epoch.check()
+    return settings.epochs * epoch.num_windows
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The size of a run before it is begun."""
+
+    corpus: Corpus
+    tokens: int
+    """Of the training text."""
+    vocab_size: int
+    num_blocks: int
+    num_states: int
+    num_parameters: int
+    steps: int
+    estimated_bytes: int
+    """What training holds in memory, about."""
+    available_bytes: int
+    device: str
+    recipe: dict[str, dict[str, Any]]
+    """Every setting, by section."""
+
+
+def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: Path | None = None) -> Forecast:
+    """Compute the size of a run before it is begun. Nothing is clustered, trained or written.
+
+    Args:
+        plan: What the run is to do.
+        corpus: The corpus of the plan.
+        device: Where it is to run.
+        blocks_file: Blocks that `Blocks.save` wrote; None: those of the recipe.
+
+    Returns:
+        Numbers of states, parameters and steps, memory that is needed and free, and every setting.
+
+    Raises:
+        ValueError: The settings do not fit the corpus.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from vlhmm.training.plan import Plan, forecast
+        >>> from vlhmm.training.presets import preset
+        >>> _ = Path("animals.txt").write_text(50 * "the cat sees a bird\\nthe dog sees a fish\\n")
+        >>> recipe = preset("demo").with_changes({"num_blocks": "4", "batch_size": "2", "epochs": "3"})
+        >>> sizes = forecast(Plan(recipe, "animals.txt", None), vlhmm.load_corpus("animals.txt"), torch.device("cpu"))
+        >>> sizes.num_states == 4 * recipe.model.states_per_block, sizes.tokens
+        (True, 540)
+    """
+    recipe, em = plan.recipe, plan.em
+    blocks = _sketch_blocks(recipe, corpus, blocks_file)
+    model = recipe.make_model(corpus, blocks)
+    sections = recipe.to_dict()
+    if em is not None:
+        del sections["train"]
+        sections["em"] = asdict(em)
+    return Forecast(
+        corpus=corpus,
+        tokens=len(corpus.train),
+        vocab_size=corpus.tokenizer.vocab_size,
+        num_blocks=blocks.num_blocks,
+        num_states=model.support.num_states,
+        num_parameters=model.num_parameters,
+        steps=training_steps(recipe, corpus) if em is None else em_steps(em, corpus),
+        estimated_bytes=_estimated_bytes(recipe, model),
+        available_bytes=available_bytes(device),
+        device=str(device),
+        recipe=sections,
+    )
+
+
+def _sketch_blocks(recipe: Recipe, corpus: Corpus, blocks_file: Path | None) -> Blocks:
+    """Blocks of the right number without clustering: the size of a model depends on nothing else."""
+    if blocks_file is not None:
+        return Blocks.load(blocks_file, corpus.tokenizer.tokens())
+    if recipe.blocks.clustering == "brown":
+        return random_blocks(corpus.tokenizer.vocab_size, recipe.blocks.num_blocks, np.random.default_rng(0))
+    return recipe.make_blocks(corpus)
+
+
+def _estimated_bytes(recipe: Recipe, model: Model) -> int:
+    """Weights with all that belongs to them, and the transition tiles of one window: a rough figure, without the program."""
+    settings, support = recipe.train, model.support
+    # Weights, gradient, two moments of Adam, the best weights so far; the average of weights.
+    weights = model.num_parameters * (5 + bool(settings.ema))
+    kept = support.states_per_word - int(support.states_per_word * settings.state_dropout)
+    tiles = min(settings.batch_size * settings.window, support.num_groups**2)
+    return 4 * (weights + TILE_COPIES * tiles * kept**2)
