@@ -32,6 +32,7 @@ from vlhmm.distillation.pipeline import Distilled, distill
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
+from vlhmm.precision import Numerics
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.trainer import train
 
@@ -44,6 +45,7 @@ __all__ = [
     "KneserNey",
     "LanguageModel",
     "Model",
+    "Numerics",
     "Tokenizer",
     "TrainSettings",
     "__version__",

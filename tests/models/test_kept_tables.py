@@ -19,6 +19,7 @@ from vlhmm.inference.blocked import blocked_factors, plain_window
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.models import Model, neural_hmm
 from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels
+from vlhmm.precision import Numerics
 from vlhmm.tables import Belief, Tables
 from vlhmm.transitions import SoftmaxTransition
 
@@ -61,9 +62,10 @@ def assert_as_in_float64(found: Tensor, tables: Tables, tokens: Tensor) -> None:
 @pytest.mark.parametrize("transition", ["softmax", "block-factored"])
 def test_tables_are_trained_in_bf16_and_kept_for_float32(transition: str) -> None:
     model = with_large_logits(transition)
-    assert model.tables().precision == "bf16"
-    with torch.no_grad():
-        assert model.tables().precision == "highest"
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            assert model.tables(numerics=Numerics.training(model.settings.precision)).precision == "bf16"
+            assert model.tables().precision == "highest"
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ from vlhmm.ops.emission.by_token import token_log_emission, token_log_softmax
 from vlhmm.ops.emission.word_rows import word_rows
 from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
-from vlhmm.precision import Precision
+from vlhmm.precision import Numerics
 from vlhmm.support import Support
 from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
 
@@ -60,18 +60,20 @@ class ScalarStart(nn.Module):
 class SoftmaxHead(nn.Module):
     """log A[z, z'] = out_z . in_z' - log sum over all z' asked for.
 
-    `precision` is that of the normaliser in training, which must be that of the tiles it is for, else rows would not sum to
-    one. Tables that are kept for inference get it in float32.
+    The precision of the normaliser is that of the tiles it is for, else rows would not sum to one. Not all tiles are `rounded`:
+    only the kernels of the blocked recursion round the features of theirs.
     """
 
-    def __init__(self, out_scale: float, precision: Precision) -> None:
+    def __init__(self, out_scale: float, rounded: bool) -> None:
         super().__init__()
         self.out_scale = out_scale
-        self.precision = precision
+        self.rounded = rounded
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         out = _scaled(out, self.out_scale)
-        precision = self.precision if torch.is_grad_enabled() else "highest"
+        precision = numerics.recursion if self.rounded else "highest"
         out, into, log_normalizer = factors_and_row_logsumexp(out, into, live, precision=precision)
         if live is not None:
             out, into = _behind_barrier(out, into, live)
@@ -90,7 +92,9 @@ class BlockFactoredHead(nn.Module):
         self.block = unfilled(nn.Linear, dim, num_blocks)
         self.out_scale = out_scale
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         if live is None:
             return BlockFactoredTransition(self.block(out).log_softmax(dim=1), _scaled(out, self.out_scale), into)
         by_block = live.view(self.block.out_features, -1)
@@ -110,7 +114,9 @@ class LowRankHead(nn.Module):
         self.from_class = unfilled(nn.Linear, dim, rank, bias=False)
         self.out_scale = out_scale
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         log_out = self.to_class(_scaled(out, self.out_scale)).log_softmax(dim=1)
         return LowRankTransition(log_out, _mask(self.from_class(into).T, live).log_softmax(dim=1).T)
 
@@ -122,7 +128,9 @@ class TableHead(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_states, num_states))
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         if source is not None and live is None:
             return TableTransition(table_log_softmax(self.logits, source, target))
         logits = rows(self.logits, source)
@@ -134,9 +142,8 @@ class TableHead(nn.Module):
 class FactoredEmission(nn.Module):
     """log p(x | z) = word_x . emit_z + bias_x, normalised over the words that z can emit."""
 
-    def __init__(self, num_words: int, dim: int, bias: bool, precision: Precision) -> None:
+    def __init__(self, num_words: int, dim: int, bias: bool) -> None:
         super().__init__()
-        self.precision = precision
         self.words = unfilled(nn.Linear, dim, num_words, bias=bias)
 
     def forward(
@@ -145,12 +152,13 @@ class FactoredEmission(nn.Module):
         features: Features,
         support: Support,
         layout: WordLayout | None,
+        numerics: Numerics,
         tokens: Tokens = None,
     ) -> LogEmission:
         words, bias = self.words.weight, self.words.bias
         if tokens is None:
-            return log_emission(features, words, bias, support, layout, precision=self.precision)
-        return token_log_emission(features, words, bias, tokens, support, layout, precision=self.precision)
+            return log_emission(features, words, bias, support, layout, precision=numerics.tables)
+        return token_log_emission(features, words, bias, tokens, support, layout, precision=numerics.tables)
 
 
 class ScalarEmission(nn.Module):
@@ -166,6 +174,7 @@ class ScalarEmission(nn.Module):
         features: Features,
         support: Support,
         layout: WordLayout | None,
+        numerics: Numerics,
         tokens: Tokens = None,
     ) -> LogEmission:
         logits: Tensor = self.logits
@@ -191,6 +200,7 @@ class UnmaskedEmission(nn.Module):
         features: Features,
         support: Support,
         layout: WordLayout | None,
+        numerics: Numerics,
         tokens: Tokens = None,
     ) -> LogEmission:
         log_prob = self.logits.log_softmax(dim=1) if states is None else table_log_softmax(self.logits, states, None)
@@ -206,9 +216,7 @@ def transition_head(settings: ModelSettings, support: Support) -> TransitionHead
     """The head of `settings.transition`; raises where the support does not allow it, or memory for a table."""
     match settings.transition:
         case "softmax":
-            # Only the kernels of the blocked recursion round the features of their tiles.
-            rounded = support.num_groups > 1
-            return SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
+            return SoftmaxHead(settings.out_scale, rounded=support.num_groups > 1)
         case "block-factored":
             if not support.partition:
                 raise ValueError(

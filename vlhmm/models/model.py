@@ -27,7 +27,7 @@ from vlhmm.models.initialisation import initialise
 from vlhmm.models.joint_encoder import JointEncoder
 from vlhmm.models.settings import ModelSettings
 from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
-from vlhmm.precision import Precision
+from vlhmm.precision import EXACT, Numerics
 from vlhmm.support import Support, blocked_support
 from vlhmm.tables import Tables
 from vlhmm.transitions import Transition
@@ -111,9 +111,7 @@ class Model(nn.Module):
         elif scalar or settings.emission == "free":
             self.emission = ScalarEmission(support.num_words, support.states_per_word)
         else:
-            self.emission = FactoredEmission(
-                support.num_words, settings.dim, settings.emission_bias, settings.precision
-            )
+            self.emission = FactoredEmission(support.num_words, settings.dim, settings.emission_bias)
         initialise(self, settings, generator)
 
     def _lay_out(self) -> None:
@@ -143,11 +141,12 @@ class Model(nn.Module):
         """Number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def tables(self, window: Window = None) -> Tables:
+    def tables(self, window: Window = None, *, numerics: Numerics = EXACT) -> Tables:
         """Compute the tables of the HMM.
 
         Args:
             window: The states in use, a `Kept` or `LiveColumns`; None: all.
+            numerics: What matrix products on a GPU read, here and in the recursion; the default is float32.
 
         Returns:
             The tables, differentiable in the parameters.
@@ -159,14 +158,15 @@ class Model(nn.Module):
             >>> loss = -vlhmm.HMM(model.tables()).log_prob([[0, 2, 1]]).sum()
             >>> loss.backward()
         """
-        return self.tables_with_boundary(None, window)[0]
+        return self.tables_with_boundary(None, window, numerics=numerics)[0]
 
-    def boundary(self, source: Kept, target: Kept | None) -> Transition:
+    def boundary(self, source: Kept, target: Kept | None, *, numerics: Numerics = EXACT) -> Transition:
         """Compute the transition from the states of one window to those of the next, normalised over the latter.
 
         Args:
             source: Source states, of any blocks in any order.
             target: Target states; None: all.
+            numerics: What matrix products on a GPU read.
 
         Returns:
             The transition, a row for each source state.
@@ -180,10 +180,10 @@ class Model(nn.Module):
         """
         target_states = self._flat(target)
         source_states = source.states.flatten()
-        into = self.encoder.into(target_states)
+        into = self.encoder.into(target_states, numerics)
         live = self._live(target_states, None)
         transition: Transition = self.transition(
-            source_states, self.encoder.out(source_states), target_states, into, live
+            source_states, self.encoder.out(source_states, numerics), target_states, into, live, numerics
         )
         return transition
 
@@ -193,6 +193,7 @@ class Model(nn.Module):
         window: Window,
         *,
         with_start: bool = True,
+        numerics: Numerics = EXACT,
         tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """Compute `tables(window)` and `boundary(previous, window)` in one pass of the networks.
@@ -201,6 +202,7 @@ class Model(nn.Module):
             previous: The states of the window before; None: no boundary is needed, beliefs move by the transition of the tables.
             window: The states in use, a `Kept` or `LiveColumns`; None: all.
             with_start: Compute the start distribution. Without it the start is -inf, for a window that never reads it.
+            numerics: What matrix products on a GPU read.
             tokens: Compute the emissions of these tokens alone (see `Tables.by_position`); None: of all words.
 
         Returns:
@@ -219,7 +221,7 @@ class Model(nn.Module):
             numbers = self.states_of_group.flatten() if states is None else states
             leaving = torch.cat([numbers, previous.states.flatten()])
         support = self.support_of(window)
-        features = self.encoder.features(states, leaving, start=with_start)
+        features = self.encoder.features(states, leaving, start=with_start, numerics=numerics)
         live = self._live(states, window)
         if features.start is None:
             log_start = features.emit.new_full((support.num_states,), -torch.inf)
@@ -229,7 +231,8 @@ class Model(nn.Module):
         if tokens is not None and support.num_groups == 1 and isinstance(head, SoftmaxHead):
             transition: Transition = head.table(features.out, features.into, live)
         else:
-            transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
+            left = states if leaving is None else leaving
+            transition = head(left, features.out, states, features.into, live, numerics)
         boundary = None
         if previous is not None:
             transition, boundary = transition.split_rows([support.num_states, previous.states.numel()])
@@ -237,9 +240,11 @@ class Model(nn.Module):
             support,
             log_start,
             transition,
-            self._above_floor(self.emission(states, features.emit, support, self._layout(), tokens), support, tokens),
+            self._above_floor(
+                self.emission(states, features.emit, support, self._layout(), numerics, tokens), support, tokens
+            ),
             self.reset_token,
-            self._precision(),
+            numerics.recursion,
             by_position=tokens is not None,
         )
         return tables, boundary
@@ -261,17 +266,13 @@ class Model(nn.Module):
         groups = of_word if tokens is None else of_word[tokens.flatten()]
         return torch.logaddexp(log_emission + math.log1p(-floor), log_even[groups] + math.log(floor))
 
-    def _precision(self) -> Precision:
-        """That of the tiles. Tables made to be kept are read as they are: logits grow until the rounding of features shows."""
-        kept = not torch.is_grad_enabled() and self.support.num_groups > 1
-        return "highest" if kept else self.settings.precision
-
     def forward(
         self,
         previous: Kept | None,
         window: Window,
         *,
         with_start: bool = True,
+        numerics: Numerics = EXACT,
         tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """Compute `tables_with_boundary`, as `model(...)` of PyTorch.
@@ -280,6 +281,7 @@ class Model(nn.Module):
             previous: The states of the window before; None: no boundary is needed.
             window: The states in use; None: all.
             with_start: Compute the start distribution.
+            numerics: What matrix products on a GPU read.
             tokens: Compute the emissions of these tokens alone; None: of all words.
 
         Returns:
@@ -292,7 +294,7 @@ class Model(nn.Module):
             >>> tables.num_states, boundary
             (8, None)
         """
-        return self.tables_with_boundary(previous, window, with_start=with_start, tokens=tokens)
+        return self.tables_with_boundary(previous, window, with_start=with_start, numerics=numerics, tokens=tokens)
 
     def kept_after_dropout(
         self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None

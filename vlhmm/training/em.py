@@ -21,6 +21,7 @@ from vlhmm.inference.fit import maximized, mixed, total_counts
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts
 from vlhmm.models import Model
+from vlhmm.precision import Numerics
 from vlhmm.settings import settings_from
 from vlhmm.tables import Tables
 from vlhmm.training.checkpoint import save_model
@@ -129,7 +130,9 @@ def em_training(
                 reason = "interrupted"
                 break
             done += 1
-            perplexity = evaluate(HMMScorer(model.tables().detach()), corpus.valid, streams=VALID_STREAMS).perplexity
+            perplexity = evaluate(
+                HMMScorer(model.tables().detach()).quick(), corpus.valid, streams=VALID_STREAMS
+            ).perplexity
             improved = perplexity < best_perplexity
             if improved:
                 best_perplexity, best_state = perplexity, _copied(model)
@@ -172,7 +175,8 @@ def _one_pass(model: Model, corpus: Corpus, settings: EMSettings, iteration: int
     # Full-batch Baum-Welch sees the same windows in every pass: only then can its likelihood never fall.
     epoch = _epoch(corpus, settings, iteration if settings.batches_per_step else 0)
     per_step = settings.batches_per_step or epoch.num_windows
-    tables = model.tables().detach()
+    numerics = Numerics.training(model.settings.precision)
+    tables = model.tables(numerics=numerics).detach()
     counts: Counts | None = None
     log_prob = 0.0
     for number, tokens in enumerate(epoch.windows(), 1):
@@ -184,7 +188,7 @@ def _one_pass(model: Model, corpus: Corpus, settings: EMSettings, iteration: int
         if number % per_step == 0 or number == epoch.num_windows:
             new = maximized(counts, tables, settings.pseudocount)
             _set_tables(model, mixed(new, tables, settings.rate) if settings.batches_per_step else new)
-            tables, counts = model.tables().detach(), None
+            tables, counts = model.tables(numerics=numerics).detach(), None
         yield -log_prob / (number * settings.batch_size * settings.window)
 
 
