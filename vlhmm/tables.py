@@ -5,6 +5,7 @@ Letters for axes: B batch, T time, Z states, X words, G groups of states, K stat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "TableTransition",
     "Tables",
     "Transition",
+    "WindowTables",
     "blocked_support",
     "cloned_support",
     "dense_support",
@@ -51,14 +53,12 @@ class Tables:
     """log p(z_1)."""
     transition: Transition
     """log p(z' | z), as a table or in factors."""
-    log_emission: Float[Tensor, "rows K"]
+    log_emission: Float[Tensor, "X K"]
     """log p(x | z) for the K states z that can emit x, a row for every word; nothing is stored for the other states."""
     reset_token: int | None = None
     """After this token the next state is drawn from the start distribution; None: never."""
     precision: Precision = "bf16"
     """What matrix products on a GPU read: bf16, tf32 or highest (float32). A CPU computes in the dtype of the tables."""
-    by_position: bool = False
-    """`log_emission` has a row for every position of the one batch that the tables were made to score, instead of every word."""
 
     @property
     def num_states(self) -> int:
@@ -129,6 +129,48 @@ class Tables:
             (True, False)
         """
         return mapped(self, Tensor.detach)
+
+
+@dataclass(frozen=True)
+class WindowTables:
+    """The parameters of one HMM without a table of emissions: their rows are made for the tokens that a window asks for.
+
+    For a training step, which reads few of them. It can be scored, and nothing else.
+
+    Example:
+        >>> import numpy as np
+        >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.zeros(5, np.int64), 1), states_per_block=4, dim=8)
+        >>> tables, _ = model.window_tables(None, None)
+        >>> tables.emissions_of(torch.tensor([[0, 2, 1]])).shape
+        torch.Size([1, 3, 4])
+    """
+
+    support: Support
+    """Which states can emit which word."""
+    log_start: Float[Tensor, " Z"]
+    """log p(z_1)."""
+    transition: Transition
+    """log p(z' | z), as a table or in factors."""
+    emissions_of: Callable[[Int[Tensor, "B T"]], Float[Tensor, "B T K"]]
+    """Computes log p(x | z) over the K states that can emit each token; differentiable in the parameters."""
+    reset_token: int | None = None
+    """After this token the next state is drawn from the start distribution; None: never."""
+    precision: Precision = "highest"
+    """What matrix products on a GPU read, as of `Tables`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tables."""
+        return self.log_start.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tables."""
+        return self.log_start.device
+
+
+AnyTables = Tables | WindowTables
+"""What can be scored."""
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,10 @@ Targets = Int[Tensor, " m"] | None
 """Those entered."""
 Into = Float[Tensor, "m H"]
 LiveTargets = Bool[Tensor, " m"] | None
-LogEmission = Float[Tensor, "rows K"]
-"""A row for every word, or for every token where some are given."""
-Tokens = Int[Tensor, "B T"] | None
+LogEmission = Float[Tensor, "X K"]
+Rows = Float[Tensor, "N K"]
+"""Of the emission, for each of N = B T tokens."""
+Tokens = Int[Tensor, "B T"]
 
 
 class FactoredStart(nn.Module):
@@ -147,17 +148,22 @@ class FactoredEmission(nn.Module):
         self.words = unfilled(nn.Linear, dim, num_words, bias=bias)
 
     def forward(
+        self, states: States, features: Features, support: Support, layout: WordLayout | None, numerics: Numerics
+    ) -> LogEmission:
+        words, bias = self.words.weight, self.words.bias
+        return log_emission(features, words, bias, support, layout, precision=numerics.tables)
+
+    def rows(
         self,
+        tokens: Tokens,
         states: States,
         features: Features,
         support: Support,
         layout: WordLayout | None,
         numerics: Numerics,
-        tokens: Tokens = None,
-    ) -> LogEmission:
+    ) -> Rows:
+        """`forward`, its rows of the tokens."""
         words, bias = self.words.weight, self.words.bias
-        if tokens is None:
-            return log_emission(features, words, bias, support, layout, precision=numerics.tables)
         return token_log_emission(features, words, bias, tokens, support, layout, precision=numerics.tables)
 
 
@@ -169,22 +175,28 @@ class ScalarEmission(nn.Module):
         self.logits = nn.Parameter(torch.empty(num_words, states_per_word))
 
     def forward(
+        self, states: States, features: Features, support: Support, layout: WordLayout | None, numerics: Numerics
+    ) -> LogEmission:
+        return normalize_over_words(self._logits(states, support), support, layout)
+
+    def rows(
         self,
+        tokens: Tokens,
         states: States,
         features: Features,
         support: Support,
         layout: WordLayout | None,
         numerics: Numerics,
-        tokens: Tokens = None,
-    ) -> LogEmission:
-        logits: Tensor = self.logits
-        if states is not None:
-            # A state's column is its number within its block, and blocks have as many states as columns.
-            columns = states.view(support.num_groups, -1) % logits.shape[1]
-            logits = logits.gather(1, columns.index_select(0, support.group_of_word))
-        if tokens is None:
-            return normalize_over_words(logits, support, layout)
-        return token_log_softmax(logits, tokens, support, layout)
+    ) -> Rows:
+        """`forward`, its rows of the tokens."""
+        return token_log_softmax(self._logits(states, support), tokens, support, layout)
+
+    def _logits(self, states: States, support: Support) -> LogEmission:
+        if states is None:
+            return self.logits
+        # A state's column is its number within its block, and blocks have as many states as columns.
+        columns = states.view(support.num_groups, -1) % self.logits.shape[1]
+        return self.logits.gather(1, columns.index_select(0, support.group_of_word))
 
 
 class UnmaskedEmission(nn.Module):
@@ -195,21 +207,26 @@ class UnmaskedEmission(nn.Module):
         self.logits = nn.Parameter(torch.empty(num_states, num_words))
 
     def forward(
-        self,
-        states: States,
-        features: Features,
-        support: Support,
-        layout: WordLayout | None,
-        numerics: Numerics,
-        tokens: Tokens = None,
+        self, states: States, features: Features, support: Support, layout: WordLayout | None, numerics: Numerics
     ) -> LogEmission:
         log_prob = self.logits.log_softmax(dim=1) if states is None else table_log_softmax(self.logits, states, None)
         emitters = support.states_of_group[support.group_of_word]
         # Cells of the flat table: the gradient of those of its transpose would have to be transposed back.
         words = torch.arange(support.num_words, device=emitters.device)
         cells = emitters * support.num_words + words[:, None]
-        table = log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
-        return table if tokens is None else word_rows(table, tokens).flatten(0, 1)
+        return log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
+
+    def rows(
+        self,
+        tokens: Tokens,
+        states: States,
+        features: Features,
+        support: Support,
+        layout: WordLayout | None,
+        numerics: Numerics,
+    ) -> Rows:
+        """`forward`, its rows of the tokens."""
+        return word_rows(self(states, features, support, layout, numerics), tokens).flatten(0, 1)
 
 
 def transition_head(settings: ModelSettings, support: Support) -> TransitionHead:

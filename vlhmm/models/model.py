@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from vlhmm.memory import require_memory
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
-from vlhmm.models.encoder import NoEncoder, StateEncoder, rows
+from vlhmm.models.encoder import NoEncoder, StateEncoder, StateFeatures, rows
 from vlhmm.models.heads import (
     EmissionHead,
     FactoredEmission,
@@ -29,11 +31,23 @@ from vlhmm.models.settings import ModelSettings
 from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
 from vlhmm.precision import EXACT, Numerics
 from vlhmm.support import Support, blocked_support
-from vlhmm.tables import Tables
+from vlhmm.tables import Tables, WindowTables
 from vlhmm.transitions import Transition
 
 Window = Kept | LiveColumns | None
 """The states that a window uses: some of each block, all but with dead columns, or all."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the tables of a window are made of."""
+
+    support: Support
+    states: Int[Tensor, " n"] | None
+    features: StateFeatures
+    log_start: Float[Tensor, " n"]
+    transition: Transition
+    boundary: Transition | None
 
 
 class Model(nn.Module):
@@ -194,7 +208,6 @@ class Model(nn.Module):
         *,
         with_start: bool = True,
         numerics: Numerics = EXACT,
-        tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """Compute `tables(window)` and `boundary(previous, window)` in one pass of the networks.
 
@@ -203,7 +216,6 @@ class Model(nn.Module):
             window: The states in use, a `Kept` or `LiveColumns`; None: all.
             with_start: Compute the start distribution. Without it the start is -inf, for a window that never reads it.
             numerics: What matrix products on a GPU read.
-            tokens: Compute the emissions of these tokens alone (see `Tables.by_position`); None: of all words.
 
         Returns:
             The tables, and the transition from the states of `previous` or None.
@@ -216,6 +228,53 @@ class Model(nn.Module):
             >>> tables.num_states, boundary.log_rows(torch.tensor([0])).shape
             (4, torch.Size([1, 4]))
         """
+        parts = self._parts(previous, window, with_start, numerics)
+        log_emission = self._above_floor(
+            self.emission(parts.states, parts.features.emit, parts.support, self._layout(), numerics), parts.support
+        )
+        tables = Tables(
+            parts.support, parts.log_start, parts.transition, log_emission, self.reset_token, numerics.recursion
+        )
+        return tables, parts.boundary
+
+    def window_tables(
+        self, previous: Kept | None, window: Window, *, with_start: bool = True, numerics: Numerics = EXACT
+    ) -> tuple[WindowTables, Transition | None]:
+        """Compute `tables_with_boundary` without the table of emissions, for a window that reads few of its rows.
+
+        Args:
+            previous: The states of the window before; None: no boundary is needed.
+            window: The states in use; None: all.
+            with_start: Compute the start distribution.
+            numerics: What matrix products on a GPU read.
+
+        Returns:
+            Tables that compute the emissions of a window's tokens when they are asked for, and the transition from the states of
+            `previous` or None.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.zeros(5, np.int64), 1), states_per_block=4, dim=8)
+            >>> tables, _ = model.window_tables(None, None)
+            >>> torch.allclose(tables.emissions_of(torch.tensor([[2]])), model.tables().log_emission[2])
+            True
+        """
+        parts = self._parts(previous, window, with_start, numerics, as_table=True)
+        emissions_of = partial(self._emissions_of, parts, numerics)
+        tables = WindowTables(
+            parts.support, parts.log_start, parts.transition, emissions_of, self.reset_token, numerics.recursion
+        )
+        return tables, parts.boundary
+
+    def _emissions_of(self, parts: _Parts, numerics: Numerics, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
+        made_for = (parts.states, parts.features.emit, parts.support, self._layout(), numerics)
+        log_emission = self._above_floor(self.emission.rows(tokens, *made_for), parts.support, tokens)
+        return log_emission.view(*tokens.shape, -1)
+
+    def _parts(
+        self, previous: Kept | None, window: Window, with_start: bool, numerics: Numerics, as_table: bool = False
+    ) -> _Parts:
+        """All but the emission; `as_table`: a softmax over all states of a dense HMM is not left in factors."""
         states, leaving = self._flat(window), None
         if previous is not None:
             numbers = self.states_of_group.flatten() if states is None else states
@@ -228,7 +287,7 @@ class Model(nn.Module):
         else:
             log_start = self.start(states, features.start, live)
         head = self.transition
-        if tokens is not None and support.num_groups == 1 and isinstance(head, SoftmaxHead):
+        if as_table and support.num_groups == 1 and isinstance(head, SoftmaxHead):
             transition: Transition = head.table(features.out, features.into, live)
         else:
             left = states if leaving is None else leaving
@@ -236,23 +295,12 @@ class Model(nn.Module):
         boundary = None
         if previous is not None:
             transition, boundary = transition.split_rows([support.num_states, previous.states.numel()])
-        tables = Tables(
-            support,
-            log_start,
-            transition,
-            self._above_floor(
-                self.emission(states, features.emit, support, self._layout(), numerics, tokens), support, tokens
-            ),
-            self.reset_token,
-            numerics.recursion,
-            by_position=tokens is not None,
-        )
-        return tables, boundary
+        return _Parts(support, states, features, log_start, transition, boundary)
 
     def _above_floor(
-        self, log_emission: Float[Tensor, "rows K"], support: Support, tokens: Int[Tensor, "B T"] | None
+        self, log_emission: Float[Tensor, "rows K"], support: Support, tokens: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "rows K"]:
-        """Each state's emission mixed with an even one over the words it can emit."""
+        """Each state's emission mixed with an even one over the words it can emit. A row for every token; None: for every word."""
         floor = self.settings.emission_floor
         if not floor:
             return log_emission
@@ -273,7 +321,6 @@ class Model(nn.Module):
         *,
         with_start: bool = True,
         numerics: Numerics = EXACT,
-        tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Tables, Transition | None]:
         """Compute `tables_with_boundary`, as `model(...)` of PyTorch.
 
@@ -282,7 +329,6 @@ class Model(nn.Module):
             window: The states in use; None: all.
             with_start: Compute the start distribution.
             numerics: What matrix products on a GPU read.
-            tokens: Compute the emissions of these tokens alone; None: of all words.
 
         Returns:
             The tables, and the transition from the states of `previous` or None.
@@ -294,7 +340,7 @@ class Model(nn.Module):
             >>> tables.num_states, boundary
             (8, None)
         """
-        return self.tables_with_boundary(previous, window, with_start=with_start, numerics=numerics, tokens=tokens)
+        return self.tables_with_boundary(previous, window, with_start=with_start, numerics=numerics)
 
     def kept_after_dropout(
         self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None

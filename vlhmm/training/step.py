@@ -180,9 +180,8 @@ class Step:
         batch = Batch(self._tokens, self._lengths, full=True)
         # Of all states: with some left out it fits all the more.
         alone = reads_positions(self.model.support, self.loss.dtype, batch)
-        tables, transition = self.model(
-            previous, window, with_start=begins, numerics=self._numerics, tokens=self._tokens if alone else None
-        )
+        make = self.model.window_tables if alone else self.model
+        tables, transition = make(previous, window, with_start=begins, numerics=self._numerics)
         boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
         self.static_shapes = can_be_captured(tables, batch)
