@@ -1,11 +1,12 @@
 # make demo: train on the built-in corpus and look at the result.  make test: run the tests.  make docs: build the site.
+# make soak, fuzz, kill: the long tests.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 DOCS_INSTALLED := .venv/.installed-docs
 
-.PHONY: demo install test check format docs tables clean
+.PHONY: demo install test soak fuzz kill check format docs tables clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
@@ -14,6 +15,10 @@ install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# Every query of 10,000 small HMMs against enumeration: about ten minutes on one core.
+soak: $(DEV_INSTALLED)
+	$(BIN)/python -m tests.soak --cases 10000 --seed 0
 
 check: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check vlhmm tests bench experiments docs

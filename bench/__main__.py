@@ -1,7 +1,7 @@
 """`python -m bench --device cuda|cpu --json F`: ours, the peers that are installed and the floor, in one table.
 
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
-`python -m bench beside`: several trainings at once.
+`python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.console import Console
 
 from bench import original
 from bench.beside import side_by_side
+from bench.constraints import compiled
 from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
 from bench.first_step import FirstStep, first_steps
@@ -36,6 +37,7 @@ from bench.plots import draw_scaling
 from bench.report import Epoch, Row, about, table
 from bench.report_checks import (
     beside_table,
+    compiled_table,
     error_table,
     first_step_table,
     largest_table,
@@ -145,6 +147,22 @@ def beside(device: DeviceName = DEFAULT_DEVICE, json_file: JsonFile = None, quic
     found = list(side_by_side(where, quick))
     _shown(Console()).print(beside_table(found))
     _write(json_file, where, begun, measure_rates(where, quick), {"beside": [asdict(one) for one in found]})
+
+
+@app.command()
+def constraints(
+    json_file: JsonFile = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json or SentencePiece model; without it, subwords of random words.")
+    ] = None,
+    quick: Quick = False,
+) -> None:
+    """Processor time until a constraint is compiled or refused."""
+    begun = time.perf_counter()
+    where = torch.device("cpu")
+    found = list(compiled(quick, tokenizer))
+    _shown(Console()).print(compiled_table(found))
+    _write(json_file, where, begun, measure_rates(where, quick), {"constraints": [asdict(one) for one in found]})
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from statistics import fmean
 from typing import Literal
 
@@ -12,8 +13,9 @@ from torch import Tensor
 from bench.measure import seconds_of
 from bench.report import Epoch
 from vlhmm.data import load_corpus
+from vlhmm.training.gradient import GradientTask
 from vlhmm.training.presets import Recipe, preset
-from vlhmm.training.trainer import LOG_STEPS, _Run
+from vlhmm.training.trainer import LOG_STEPS
 
 EpochWork = Literal["PTB", "PTBb"]
 
@@ -43,16 +45,16 @@ def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -
     except (ValueError, OSError) as reason:
         return Epoch(work, None, 0, message=f"not run: {reason}")
     model = recipe.make_model(corpus, recipe.make_blocks(corpus)).to(device)
-    run = _Run(model, corpus, recipe.train, None)
-    windows = list(run.epoch(0).windows())[:steps]
+    task = GradientTask(model, corpus, recipe.train)
+    windows = list(islice(task.batches(), task.steps_per_epoch))[:steps]
     losses: list[float] = []
 
     def train(some: list[Tensor]) -> None:
         # As in training, a GPU is not asked for every loss.
         for window in some:
-            run.train_step(window)
-            if run.step % LOG_STEPS == 0:
-                losses.append(run.loss())
+            task.make_step(window)
+            if task.step % LOG_STEPS == 0:
+                losses.append(task.loss())
 
     # The first steps compile and capture.
     train(windows[:LOG_STEPS])

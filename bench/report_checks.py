@@ -1,4 +1,4 @@
-"""Errors, memory, first steps, scaling and trainings side by side as tables."""
+"""Errors, memory, first steps, scaling, trainings side by side and constraints as tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import log
 from rich.table import Table
 
 from bench.beside import Beside
+from bench.constraints import Compiled
 from bench.errors import ErrorRow
 from bench.first_step import FirstStep
 from bench.largest import Largest
@@ -27,6 +28,16 @@ def error_table(rows: list[ErrorRow]) -> Table:
     for row in rows:
         verdict = _verdict(row.worst, row.allowed)
         shown.add_row(row.hmm, f"{row.states:,}", row.precision, f"{row.worst:.1e}", f"{row.allowed:.0e}", verdict)
+    return shown
+
+
+def compiled_table(rows: list[Compiled]) -> Table:
+    shown = _table("seconds until a constraint is compiled", "constraint", "tokens", "seconds", "allowed", "", "result")
+    for row in rows:
+        result = row.refused or f"{row.states:,} states x {row.classes:,} classes"
+        verdict = _verdict(row.seconds, row.allowed)
+        tokens = f"{row.tokens:,} {row.vocabulary}"
+        shown.add_row(row.constraint, tokens, f"{row.seconds:.2f}", f"{row.allowed:g}", verdict, result[:80])
     return shown
 
 

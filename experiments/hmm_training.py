@@ -26,9 +26,10 @@ from vlhmm.models import Model
 from vlhmm.precision import float32_products
 from vlhmm.training.checkpoint import load_model
 from vlhmm.training.em import em_training
+from vlhmm.training.gradient import training
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import STATE, read_log
-from vlhmm.training.trainer import Event, Stopped, training
+from vlhmm.training.trainer import Event, Stopped, relay
 
 TIMING = "timing.json"
 
@@ -65,7 +66,7 @@ def train_restarts(
         recipe = settings.recipe
         recipe = replace(recipe, train=replace(recipe.train, seed=recipe.train.seed + 1000 * start))
         left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
-        # The next sitting goes on behind those that are finished.
+        # The next run goes on behind those that are finished.
         own = replace(place, folder=place.folder / f"start-{start}", passing=False)
         trained = yield from train_hmm(recipe, text, device, own, left)
         if trained is None:
@@ -86,13 +87,8 @@ def train_baum_welch(
     model = settings.recipe.make_model(corpus, blocks).to(device)
     earlier = read_timing(folder)
     yield Working("Baum-Welch")
-    stopped: Stopped | None = None
-    for event in em_training(model, corpus, settings.em, out=folder, resume=True, max_seconds=max_seconds):
-        if isinstance(event, Stopped):
-            stopped = event
-        else:
-            yield event
-    assert stopped is not None
+    events = em_training(model, corpus, settings.em, out=folder, resume=True, max_seconds=max_seconds)
+    stopped = yield from relay(events, Stopped)
     seconds = earlier.get("seconds", 0.0) + time.monotonic() - begun
     write_timing(folder, {"seconds": seconds})
     if stopped.reason != "finished" and stopped.step < stopped.num_steps:
@@ -108,13 +104,7 @@ def watched(
 ) -> Training:
     """Passes the events of a gradient training on, and takes stock at its end."""
     earlier = read_timing(folder)
-    stopped: Stopped | None = None
-    for event in events:
-        if isinstance(event, Stopped):
-            stopped = event
-        else:
-            yield event
-    assert stopped is not None
+    stopped = yield from relay(events, Stopped)
     seconds = earlier.get("seconds", 0.0) + time.monotonic() - begun
     write_timing(folder, {"seconds": seconds})
     if stopped.reason != "finished":
@@ -160,7 +150,7 @@ def name_of(decided_by: Mapping[str, Any]) -> str:
 
 
 def read_timing(folder: Path) -> dict[str, float]:
-    """Of the sittings before this one, which goes on from them."""
+    """Of the runs before this one, which resumes them."""
     path = folder / TIMING
     if not (path.exists() and (folder / STATE).exists()):
         return {}

@@ -72,7 +72,7 @@ class Result:
     curve: list[dict[str, float]]
     """Validation perplexity against tokens seen, thinned."""
     seconds: float
-    """Of training, all its sittings together."""
+    """Of training, resumed runs together."""
     device: str
     command: str
     commit: str | None

@@ -65,7 +65,7 @@ class Trained:
     """With the weights that were best on validation."""
     num_parameters: int
     seconds: float
-    """Of all sittings."""
+    """Of all runs, resumed ones together."""
     others: list[Measured]
     """What can only be known from the training itself."""
     curve: list[dict[str, float]]

@@ -40,9 +40,10 @@ from vlhmm.distillation.lvd import (
 from vlhmm.distillation.teachers import load_teacher
 from vlhmm.models import body_settings, load_body, set_state_embeddings, set_word_embeddings
 from vlhmm.support import Support
+from vlhmm.training.gradient import training
 from vlhmm.training.presets import Recipe
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import LOG_STEPS, CheckEvent, Event, StepEvent, training
+from vlhmm.training.trainer import LOG_STEPS, CheckEvent, Event, StepEvent
 
 
 def train_taught(

@@ -1,5 +1,7 @@
 """What the tests of the HMM share: every kind of it, sentences from it, and how close is close."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -20,5 +22,7 @@ def close(actual, expected, dtype=torch.float64) -> None:
 
 
 def some_sentences(oracle: Oracle, seed: int, lengths=(4, 1, 3, 2)) -> list[np.ndarray]:
+    """By turns likely ones and any that are possible."""
     random = np.random.default_rng(1000 + seed)
-    return [oracle.sentence(length, random) for length in lengths]
+    draws = itertools.cycle([oracle.sentence, oracle.rare_sentence])
+    return [draw(length, random) for draw, length in zip(draws, lengths, strict=False)]

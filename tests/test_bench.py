@@ -228,6 +228,19 @@ def test_trainings_side_by_side_are_timed_one_and_several_at_once(tmp_path: Path
     assert all(one["milliseconds"] > 0 and one["cores"] > 0 for one in found)
 
 
+def test_constraints_are_compiled_or_refused_with_a_reason(tmp_path: Path) -> None:
+    file = tmp_path / "constraints.json"
+    done = CliRunner().invoke(app, ["constraints", "--quick", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(file.read_text(encoding="utf-8"))["constraints"]
+    assert {one["vocabulary"] for one in found} == {"words", "subwords"}
+    assert all((one["states"] is None) == bool(one["refused"]) for one in found)
+    states = {(one["constraint"], one["vocabulary"]): one["states"] for one in found}
+    # Of every word that tokens can be: 0 to 201 of them.
+    assert states["words(10, 200)", "words"] == 202
+    assert states["contains_all of 3 words", "words"] == 2**3
+
+
 def test_a_training_that_fails_beside_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no memory")

@@ -33,8 +33,8 @@ from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
 from vlhmm.precision import Numerics
+from vlhmm.training.gradient import train
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import train
 
 __all__ = [
     "HMM",

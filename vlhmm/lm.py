@@ -16,6 +16,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
 from vlhmm.control.generate import Choice
+from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
@@ -411,6 +412,7 @@ class LanguageModel:
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
         generator: torch.Generator | None = None,
+        time_limit: float | None = TIME_LIMIT,
     ) -> list[str]:
         """Draw continuations of `prompt`, each up to EOS or `max_tokens` new tokens.
 
@@ -426,6 +428,7 @@ class LanguageModel:
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
             generator: Random numbers; None: the global generator of PyTorch.
+            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
             The texts, prompt included.
@@ -451,7 +454,9 @@ class LanguageModel:
         if constraint is None:
             drawn = self._sample(num, max_tokens, belief, choice, generator)
         else:
-            drawn = self._controlled.sample(constraint, num, max_tokens, belief, choice, generator)
+            drawn = self._controlled.sample(
+                constraint, num, max_tokens, belief, choice, generator, time_limit=time_limit
+            )
         return [self._continued(prompt, row) for row in drawn]
 
     def _sample(
@@ -469,7 +474,12 @@ class LanguageModel:
         return rows
 
     def best_text(
-        self, prompt: str = "", *, max_tokens: int = 50, constraint: Constraint | Automaton | None = None
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 50,
+        constraint: Constraint | Automaton | None = None,
+        time_limit: float | None = TIME_LIMIT,
     ) -> BestText:
         """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
 
@@ -477,6 +487,7 @@ class LanguageModel:
             prompt: Where the text begins.
             max_tokens: New tokens, at most; a text ends at EOS or there.
             constraint: What the new tokens must satisfy; None: nothing.
+            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
             The text, prompt included, and its log p(x, z).
@@ -493,11 +504,18 @@ class LanguageModel:
         """
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
-        best = self._controlled.best(constraint, max_tokens, self._possible_belief_after(prompt))
+        belief = self._possible_belief_after(prompt)
+        best = self._controlled.best(constraint, max_tokens, belief, time_limit=time_limit)
         return BestText(self._continued(prompt, best.tokens), best.log_prob)
 
     def constraint_probability(
-        self, prefix: str, constraint: Constraint | Automaton, length: int, *, until_eos: bool = False
+        self,
+        prefix: str,
+        constraint: Constraint | Automaton,
+        length: int,
+        *,
+        until_eos: bool = False,
+        time_limit: float | None = TIME_LIMIT,
     ) -> float:
         """Compute P(the next `length` tokens after `prefix` satisfy the constraint).
 
@@ -507,6 +525,7 @@ class LanguageModel:
             length: Number of tokens.
             until_eos: Compute P(EOS comes within `length` tokens, and the tokens before it satisfy the constraint) instead. Without
                 it EOS is none of the tokens.
+            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
             The probability.
@@ -521,7 +540,7 @@ class LanguageModel:
             0.4
         """
         belief = self._possible_belief_after(prefix)
-        return self._controlled.probability(constraint, length, belief, until_eos=until_eos)
+        return self._controlled.probability(constraint, length, belief, until_eos=until_eos, time_limit=time_limit)
 
     @cached_property
     def _controlled(self) -> ControlledHMM:

@@ -80,3 +80,12 @@ def test_what_cannot_be_is_said_in_one_line(run: Run, model_dir: Path, options: 
     failed = run("generate", model_dir, *options)
     assert failed.status == 2
     assert re.search(says, failed.error)
+
+
+def test_time_limit_of_constraints_is_told(run: Run, model_dir: Path) -> None:
+    command = ("generate", model_dir, "--must-contain", "file", "--max-tokens", 6, "--time-limit")
+    refused = run(*command, 0)
+    assert refused.status == 2
+    assert "not compiled within 0 s, the time limit" in refused.err
+    assert run(*command, "inf").status == 0
+    assert "time_limit is -1.0, but must be at least 0" in run(*command, -1).err

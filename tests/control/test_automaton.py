@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlhmm.control import Automaton
-from vlhmm.control.operations import MAX_STATES, TooManyStates, complement, intersection, minimised, union
+from vlhmm.control.minimise import minimised
+from vlhmm.control.operations import TooManyStates, complement, intersection, union
 
 
 def sequences(num_tokens: int, longest: int) -> Iterator[tuple[int, ...]]:
@@ -93,7 +94,7 @@ def test_tokens_of_another_vocabulary_are_refused() -> None:
         automaton.ending_at(7, required=True)
 
 
-def test_product_of_too_many_states_is_refused() -> None:
+def test_product_of_too_many_states_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def counter(size: int) -> Automaton:
         return Automaton(
             torch.zeros(1, dtype=torch.int64),
@@ -103,5 +104,8 @@ def test_product_of_too_many_states_is_refused() -> None:
         )
 
     # Coprime, so that every pair of states is reached.
-    with pytest.raises(TooManyStates, match=f"more than {MAX_STATES:,} automaton states"):
-        intersection([counter(199), counter(200)])
+    monkeypatch.setattr("vlhmm.control.operations.MAX_STATES_BETWEEN", 419)
+    with pytest.raises(TooManyStates, match="more than 419 automaton states"):
+        intersection([counter(20), counter(21)])
+    monkeypatch.setattr("vlhmm.control.operations.MAX_STATES_BETWEEN", 420)
+    assert intersection([counter(20), counter(21)]).num_states == 420

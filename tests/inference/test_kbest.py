@@ -44,8 +44,31 @@ def test_k_best_paths_are_the_sorted_enumeration(kind):
             check_paths(oracle, sentence, best.states[row], best.log_prob[row])
 
 
-@settings(max_examples=15)
-@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 6), st.integers(1, MANY), st.integers(1, 7))
+def test_a_source_may_place_its_second_path_before_the_second_of_a_better_source():
+    hmm = vlhmm.HMM.from_probabilities([0.9, 0.1], [[0.4, 0.6], [0, 1]], [[0, 1], [0.6, 0.4]])
+    best = hmm.viterbi([[1, 1, 0]], k=3)
+    assert best.states[0].tolist() == [[0, 0, 1], [0, 1, 1], [1, 1, 1]]
+    expected = np.log([0.9 * 0.4 * 0.6 * 0.6, 0.9 * 0.6 * 0.4 * 0.6, 0.1 * 0.4 * 0.4 * 0.6])
+    np.testing.assert_allclose(best.log_prob[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [3, 4, 5, 8])
+@every_kind
+def test_few_of_many_paths_are_the_right_ones(kind, k):
+    """Small k is where candidates are left out: with k above the number of paths into a state all of them are compared."""
+    for seed in range(4):
+        oracle, tables = random_hmm(kind, seed)
+        sentence = oracle.sentence(5, np.random.default_rng(seed))
+        best = vlhmm.HMM(tables).viterbi(sentence[None], k=k)
+        check_paths(oracle, sentence, best.states[0], best.log_prob[0])
+
+
+# Few paths are drawn more often than many: with many, most cases have no candidate to leave out.
+some_k = st.one_of(st.integers(1, 9), st.integers(1, MANY))
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(EVERY_KIND), st.integers(0, 2**31), st.integers(1, 6), some_k, st.integers(1, 7))
 def test_any_k_and_window_of_any_hmm(kind, seed, length, k, window):
     oracle, tables = random_hmm(kind, seed)
     sentence = oracle.sentence(length, np.random.default_rng(seed))

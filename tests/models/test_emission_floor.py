@@ -16,8 +16,8 @@ from vlhmm.inference.score import score
 from vlhmm.models import Model, ModelSettings, build, scalar_hmm
 from vlhmm.support import Support
 from vlhmm.training.em import EMSettings, em
+from vlhmm.training.gradient import train
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import train
 
 SUPPORTS = {**PARTITIONS, **OVERLAPPING}
 CASES = [(variant, kind) for variant in VARIANTS for kind in PARTITIONS]

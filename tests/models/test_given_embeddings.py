@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_models import PARTITIONS, VARIANTS, small_model
 
-from vlhmm.models import held_and_others, set_state_embeddings, set_word_embeddings
+from vlhmm.models import set_state_embeddings, set_word_embeddings, split_frozen
 from vlhmm.models.transfer import state_embeddings, word_embeddings
 
 SUPPORT = PARTITIONS["blocked"]
@@ -39,7 +39,7 @@ def test_an_output_matrix_becomes_the_word_embeddings() -> None:
 @pytest.mark.parametrize("variant", ["layers", "linear softmax", "transformer"])
 def test_held_embeddings_and_the_others_are_all_parameters_once(variant: str, held: str) -> None:
     model = small_model(variant, SUPPORT)
-    embeddings, others = held_and_others(model, held)  # type: ignore[arg-type]
+    embeddings, others = split_frozen(model, held)  # type: ignore[arg-type]
     together = [id(parameter) for parameter in (*embeddings, *others)]
     assert len(together) == len(set(together))
     assert set(together) == {id(parameter) for parameter in model.parameters()}
@@ -51,7 +51,7 @@ def test_held_embeddings_and_the_others_are_all_parameters_once(variant: str, he
 
 def test_at_rate_zero_weight_decay_does_not_move_what_is_held() -> None:
     model = small_model("layers", SUPPORT)
-    embeddings, others = held_and_others(model, "both")
+    embeddings, others = split_frozen(model, "both")
     optimizer = torch.optim.AdamW([{"params": embeddings, "lr": 0.0}, {"params": others}], lr=0.1, weight_decay=0.1)
     before = [parameter.detach().clone() for parameter in (*embeddings, *others)]
     model.tables().log_emission.square().sum().backward()

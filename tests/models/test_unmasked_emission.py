@@ -12,7 +12,7 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import score
 from vlhmm.models import Model, ModelSettings, build, scalar_hmm
 from vlhmm.support import Support
-from vlhmm.training.trainer import train
+from vlhmm.training.gradient import train
 
 SUPPORTS = {**PARTITIONS, **OVERLAPPING}
 

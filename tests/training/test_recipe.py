@@ -2,8 +2,8 @@ import pytest
 from tiny import tiny_corpus
 
 from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.training.gradient import train
 from vlhmm.training.presets import PRESETS, Recipe, preset
-from vlhmm.training.trainer import train
 
 
 @pytest.mark.parametrize("name", PRESETS)

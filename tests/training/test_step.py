@@ -8,13 +8,14 @@ import torch
 from tiny import tiny_corpus, tiny_model
 
 import vlhmm
-from vlhmm.models import ModelSettings, build, held_and_others
+from vlhmm.models import ModelSettings, build, split_frozen
 from vlhmm.support import uniform_support
 from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.gradient import train, training
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.step import Step
-from vlhmm.training.trainer import StepEvent, train, training
+from vlhmm.training.trainer import StepEvent
 
 QUICK = TrainSettings(epochs=3, batch_size=4, window=16, checks_per_epoch=2, ema=0.9, weight_decay=0.01)
 ANNEALED = replace(QUICK, state_dropout=0.7, state_dropout_end=0.0)
@@ -157,7 +158,7 @@ def test_the_gradient_is_that_of_the_carried_windows(corpus: vlhmm.Corpus, setti
 def test_frozen_embeddings_move_only_after_their_part_of_training(corpus: vlhmm.Corpus) -> None:
     settings = replace(QUICK, freeze_embeddings=0.5, frozen="states", weight_decay=0.1)
     model = tiny_model(corpus)
-    held, others = held_and_others(model, "states")
+    held, others = split_frozen(model, "states")
     before = [parameter.detach().clone() for parameter in (*held, *others)]
     moved = []
     for event in training(model, corpus, settings):

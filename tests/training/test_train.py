@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.models import scalar_hmm
 from vlhmm.training.checkpoint import FolderError, read_tensors
+from vlhmm.training.gradient import GradientTask, train, training
 from vlhmm.training.run_folder import RunFolder, read_log
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import CheckEvent, DivergedError, StepEvent, Stopped, _Run, train, training
+from vlhmm.training.trainer import CheckEvent, DivergedError, StepEvent, Stopped, save_run
 
 QUICK = TrainSettings(epochs=2, batch_size=4, window=16, checks_per_epoch=2, ema=0.9, weight_decay=0.01)
 
@@ -127,14 +129,14 @@ def test_divergence_stops_and_keeps_the_last_good_model(corpus: vlhmm.Corpus, tm
 
 def test_broken_weights_are_neither_checked_nor_saved(corpus: vlhmm.Corpus, tmp_path: Path) -> None:
     model = tiny_model(corpus)
+    task = GradientTask(model, corpus, QUICK, out=tmp_path / "run")
     with RunFolder(tmp_path / "run", resume=False) as folder:
-        run = _Run(model, corpus, QUICK, folder)
-        run.train_step(next(run.epoch(0).windows()))
-        run.save()
+        task.make_step(next(task.batches()))
+        save_run(task, folder)
         good = read_tensors(tmp_path / "run" / "training.safetensors")[0]
         with torch.no_grad():
             model.encoder.embedding.weight[0, 0] = float("inf")  # type: ignore[union-attr]
-        for act in (run.check, run.save):
+        for act in (task.evaluate, partial(save_run, task, folder)):
             with pytest.raises(DivergedError, match=r"encoder\.embedding\.weight is no longer finite"):
                 act()
         after = read_tensors(tmp_path / "run" / "training.safetensors")[0]

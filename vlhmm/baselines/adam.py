@@ -18,7 +18,7 @@ from vlhmm.baselines.lstm import LSTM
 from vlhmm.capture import captured
 from vlhmm.precision import float32_products
 from vlhmm.training.schedule import Plateau
-from vlhmm.training.step import EAGER_STEPS, part_of, restore_optimizer
+from vlhmm.training.step import EAGER_STEPS, part_of, pinned, reduce_gradients, restore_optimizer
 
 
 class AdamStep:
@@ -58,7 +58,7 @@ class AdamStep:
 
     def __call__(self, tokens: Int[Tensor, "B T"], fresh: bool) -> None:
         """One step on a window; `fresh`: nothing comes before it."""
-        self._tokens.copy_(in_reach(tokens, self.device), non_blocking=True)
+        self._tokens.copy_(pinned(tokens, self.device), non_blocking=True)
         if fresh:
             self._carry(self._start)
         for group in self.optimizer.param_groups:
@@ -82,6 +82,7 @@ class AdamStep:
         # A gradient that is not added to another needs neither zeros before nor a sum after.
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        reduce_gradients(self.parameters)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
         self.optimizer.step()
         self.loss.copy_(loss.detach())
@@ -116,8 +117,3 @@ class AdamStep:
         self.model.load_state_dict(part_of(tensors, "model."))
         restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
         self.plateau = replace(self.plateau, **values["plateau"])
-
-
-def in_reach(tokens: Int[Tensor, "B T"], device: torch.device) -> Int[Tensor, "B T"]:
-    """From memory that can be swapped out the copy to a GPU would wait for the step before."""
-    return tokens.pin_memory() if device.type == "cuda" and not tokens.is_cuda else tokens

@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.baselines.adam import in_reach
 from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.layers import State
 from vlhmm.capture import captured
 from vlhmm.precision import float32_products
-from vlhmm.training.step import part_of
+from vlhmm.training.step import part_of, pinned, reduce_gradients
 
 
 @dataclass
@@ -61,7 +60,7 @@ class AveragedSGDStep:
         if not met_before:
             self._windows[length] = _Window(torch.empty(tokens.shape, dtype=torch.int64, device=self.device))
         window = self._windows[length]
-        window.tokens.copy_(in_reach(tokens, self.device), non_blocking=True)
+        window.tokens.copy_(pinned(tokens, self.device), non_blocking=True)
         if self.device.type == "cuda" and self.settings.graphs and met_before:
             self._graph(window).replay()
         else:
@@ -82,6 +81,7 @@ class AveragedSGDStep:
             scored = self.model(tokens, self._state, self.noise)
             loss = -scored.token_log_probs.mean()
             (loss + scored.penalty).backward()
+        reduce_gradients(self.parameters)
         torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
         # A window's loss is a mean: without this, words of short windows would count for more.
         rate = self.settings.learning_rate * tokens.shape[1] / self.settings.window

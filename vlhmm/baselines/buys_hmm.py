@@ -96,6 +96,7 @@ class BuysHMM(nn.Module):
             tile_of=every_token,
             log_emission=log_likelihood,
             lengths=last.new_full((size,), length),
+            same_ahead=True,
         )
         log_probs, log_last = recursion(factors, precision)
         return log_probs, log_last.exp()

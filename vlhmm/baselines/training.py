@@ -1,11 +1,10 @@
-"""The training of neural baselines: one loop for all, a generator of the same events as the HMM's."""
+"""The training of neural baselines: what they bring to the one loop."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,16 +21,18 @@ from vlhmm.baselines.settings import AWDLSTMSettings, BaselineSettings, LSTMSett
 from vlhmm.baselines.windows import RandomLengthWindows, ShuffledWindows, WindowsInOrder
 from vlhmm.data import Corpus
 from vlhmm.evaluate import evaluate
-from vlhmm.training.run_folder import RunFolder
-from vlhmm.training.step import part_of
 from vlhmm.training.trainer import (
-    LOG_STEPS,
     SAVE_SECONDS,
     VALID_STREAMS,
+    Best,
     CheckEvent,
+    Reason,
     StepEvent,
-    require_hope,
-    stop_signals,
+    Stopped,
+    check_divergence,
+    divergence_threshold,
+    fit,
+    loss_interval,
 )
 
 
@@ -67,68 +68,29 @@ def train_baseline(
     With `out` the state is kept in that folder. A run that was stopped or ran out of `max_seconds` goes on with `resume`
     to the same bits (on a CPU).
     """
-    if resume and out is None:
-        raise ValueError("resume needs the folder to resume from: give out=")
-    begun = time.monotonic()
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
-        stop_asked = stack.enter_context(stop_signals())
-        run = _Run(settings, corpus, torch.device(device), seed, folder)
-        if resume:
-            run.restore()
-        saved_at = time.monotonic()
-        # A GPU works ahead of us; asking it for every step's loss would make it wait.
-        loss_steps = LOG_STEPS if run.device.type == "cuda" else 1
-        loss = math.nan
-
-        while run.epoch < settings.epochs and not run.stepper.exhausted():
-            for tokens in run.text.windows(run.epoch, run.window):
-                run.train_step(tokens)
-                if run.step % loss_steps == 0 or run.step == 1:
-                    loss = run.loss()
-                yield StepEvent(run.step, run.num_steps, loss, run.tokens_seen)
-
-                if run.window in run.check_windows:
-                    check = run.check()
-                    yield check
-                    if folder is not None:
-                        seconds = round(time.monotonic() - begun, 3)
-                        folder.log({"kind": "check", "seconds": seconds, **asdict(check)})
-                    if run.stepper.exhausted():
-                        break
-                out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
-                stopping = out_of_time or stop_asked.is_set()
-                if stopping or time.monotonic() - saved_at > SAVE_SECONDS:
-                    run.save()
-                    saved_at = time.monotonic()
-                if stopping and run.step < run.num_steps:
-                    yield run.finished("interrupted" if stop_asked.is_set() else "time")
-                    return
-            if not run.stepper.exhausted():
-                run.enter_epoch(run.epoch + 1)
-        run.save()
-        yield run.finished("flat" if run.stepper.exhausted() else "finished")
+    task = BaselineTask(settings, corpus, torch.device(device), seed, None if out is None else Path(out))
+    yield from fit(task, resume=resume, max_seconds=max_seconds, save_seconds=SAVE_SECONDS)
 
 
 def seconds_per_epoch(
     settings: BaselineSettings, corpus: Corpus, *, device: torch.device, steps: int, max_seconds: float
 ) -> float:
     """Of training steps without checks, with nothing beside them: a fresh model reads the text's first windows."""
-    run = _Run(settings, corpus, device, 0, None)
-    windows = list(islice(run.text.windows(0, 0), steps))
+    task = BaselineTask(settings, corpus, device, 0)
+    windows = list(islice(task.text.windows(0, 0), steps))
     if device.type == "cuda":
         # Each length of window must have been met before it is captured.
         for tokens in windows * 3:
-            run.train_step(tokens)
+            task.make_step(tokens)
         torch.cuda.synchronize(device)
-    begun, already = time.perf_counter(), run.tokens_seen
+    begun, already = time.perf_counter(), task.tokens_seen
     for tokens in windows:
-        run.train_step(tokens)
+        task.make_step(tokens)
         if time.perf_counter() - begun > max_seconds:
             break
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - begun) * len(corpus.train) / (run.tokens_seen - already)
+    return (time.perf_counter() - begun) * len(corpus.train) / (task.tokens_seen - already)
 
 
 def _text_of(
@@ -144,13 +106,17 @@ def _text_of(
             return ShuffledWindows(*size, seed)
 
 
-class _Run:
-    """Everything that changes during training, how one step changes it, and how it is saved."""
+class BaselineTask:
+    """A `Task`: a neural baseline, its step with the schedule, and its place in the text."""
+
+    check_times = ("seconds",)
+    joint = False
 
     def __init__(
-        self, settings: BaselineSettings, corpus: Corpus, device: torch.device, seed: int, folder: RunFolder | None
+        self, settings: BaselineSettings, corpus: Corpus, device: torch.device, seed: int, out: Path | None = None
     ) -> None:
-        self.settings, self.corpus, self.device, self.folder = settings, corpus, device, folder
+        self.settings, self.corpus, self.device, self.out = settings, corpus, device, out
+        self.loss_steps = loss_interval(device)
         self.text = _text_of(settings, corpus, seed)
         self.text.check()
         num_words = corpus.tokenizer.vocab_size
@@ -160,9 +126,8 @@ class _Run:
         )
         self.num_steps = sum(self.text.count(epoch) for epoch in range(settings.epochs))
         self.step, self.tokens_seen = 0, 0
-        self.enter_epoch(0)
-        self.best_perplexity = math.inf
-        self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        self._enter_epoch(0)
+        self.best = Best(self.model.state_dict())
         self.about: dict[str, Any] = {
             "kind": type(settings).__name__,
             "settings": asdict(settings),
@@ -170,84 +135,99 @@ class _Run:
             "corpus": {"name": corpus.name, "hash": corpus.hash},
         }
 
-    def train_step(self, tokens: Tensor) -> None:
-        self.stepper(tokens, self.window == 0)
-        self.window += 1
-        self.step += 1
-        self.tokens_seen += tokens.numel()
+    @property
+    def best_perplexity(self) -> float:
+        return self.best.perplexity
 
-    def enter_epoch(self, epoch: int, window: int = 0) -> None:
+    def batches(self) -> Iterator[Tensor]:
+        while not self.finished():
+            yield from self.text.windows(self.epoch, self.window)
+            self._enter_epoch(self.epoch + 1)
+
+    def _enter_epoch(self, epoch: int, window: int = 0) -> None:
         """Goes on with the epoch's window of that number; checks stand at equal distances, the last one at the end."""
         self.epoch, self.window = epoch, window
         self.num_windows = self.text.count(epoch)
         checks = self.settings.checks_per_epoch
         self.check_windows = {max(1, round(check * self.num_windows / checks)) for check in range(1, checks + 1)}
 
+    def make_step(self, tokens: Tensor) -> None:
+        self.stepper(tokens, self.window == 0)
+        self.window += 1
+        self.step += 1
+        self.tokens_seen += tokens.numel()
+
     def loss(self) -> float:
-        """Of the last step, in nats per token; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self.stepper.loss)
-        require_hope(loss, self.model.num_words, self.step, self.num_steps)
+        check_divergence(loss, divergence_threshold(self.model.num_words), self.step, self.num_steps)
         return loss
 
-    def check(self) -> CheckEvent:
-        """Scores the validation text, and keeps the weights if they are the best so far."""
+    def check_due(self) -> bool:
+        return self.window in self.check_windows
+
+    def finished(self) -> bool:
+        """All epochs are over, or the rate is at its floor."""
+        return self.step >= self.num_steps or self.stepper.exhausted()
+
+    def resumable(self) -> bool:
+        return True
+
+    def evaluate(self) -> float:
         self.loss()
         with self.stepper.scored_weights():
             perplexity = evaluate(NeuralScorer(self.model), self.corpus.valid, streams=VALID_STREAMS).perplexity
-            improved = perplexity < self.best_perplexity
-            if improved:
-                self.best_perplexity = perplexity
-                self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+            self.best.offer(perplexity, self.model.state_dict())
         self.stepper.after_check(math.log(perplexity))
-        return CheckEvent(self.step, self.num_steps, self.tokens_seen, perplexity, self.best_perplexity, improved)
+        return perplexity
 
-    def finished(self, reason: Literal["finished", "flat", "time", "interrupted"]) -> TrainedBaseline:
+    def step_record(self, losses: Sequence[float]) -> None:
+        """The log tells of checks alone."""
+
+    def extra_events(self) -> Sequence[TrainedBaseline]:
+        return ()
+
+    def save_best(self) -> None:
+        """A baseline has no model folder: its best weights are part of the state."""
+
+    def finish(self, reason: Reason) -> None:
         """Leaves the model with its best weights; a run stopped before its first check makes one."""
-        if math.isinf(self.best_perplexity):
-            self.check()
-        self.model.load_state_dict(self.best_state)
+        if math.isinf(self.best.perplexity):
+            self.evaluate()
+        self.model.load_state_dict(self.best.weights)
+
+    def closing_event(self, stopped: Stopped) -> TrainedBaseline:
+        flat = stopped.reason == "finished" and self.stepper.exhausted()
         return TrainedBaseline(
             NeuralScorer(self.model),
             num_parameters(self.model),
             self.epoch + self.window / self.num_windows,
-            self.best_perplexity,
-            reason,
+            self.best.perplexity,
+            "flat" if flat else stopped.reason,
         )
 
-    def save(self) -> None:
-        if self.folder is None:
-            return
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         self.loss()
         tensors, values = self.stepper.state()
-        tensors |= {f"best.{name}": value for name, value in self.best_state.items()}
-        self.folder.save_state(
-            tensors,
-            {
-                "about": self.about,
-                "stepper": values,
-                "epoch": self.epoch,
-                "window": self.window,
-                "step": self.step,
-                "tokens_seen": self.tokens_seen,
-                "best_perplexity": self.best_perplexity,
-            },
-        )
+        epoch, window = self.epoch, self.window
+        if self.step == self.num_steps and not self.stepper.exhausted():
+            # All epochs are read.
+            epoch, window = self.settings.epochs, 0
+        return {**tensors, **self.best.state()}, {
+            "about": self.about,
+            "stepper": values,
+            "epoch": epoch,
+            "window": window,
+            "step": self.step,
+            "tokens_seen": self.tokens_seen,
+            "best_perplexity": self.best.perplexity,
+        }
 
-    def restore(self) -> None:
-        """Goes on exactly where `save` left off."""
-        assert self.folder is not None
-        saved = self.folder.load_state()
-        if saved is None:
-            return
-        tensors, values = saved
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         self._check_same_run(values["about"])
         self.stepper.restore(tensors, values["stepper"])
-        self.best_state = {name: value.to(self.device) for name, value in part_of(tensors, "best.").items()}
-        self.enter_epoch(values["epoch"], values["window"])
-        self.step, self.tokens_seen, self.best_perplexity = (
-            values[name] for name in ("step", "tokens_seen", "best_perplexity")
-        )
-        self.folder.cut_log(self.step)
+        self.best.restore(tensors, values["best_perplexity"], self.device)
+        self._enter_epoch(values["epoch"], values["window"])
+        self.step, self.tokens_seen = values["step"], values["tokens_seen"]
 
     def _check_same_run(self, about: dict[str, Any]) -> None:
         """Refuses to go on with another model, other settings or another text."""

@@ -94,6 +94,16 @@ def generate(
     ignore_case: Annotated[
         bool, typer.Option("--ignore-case", help="Phrases in any case.", rich_help_panel=CONSTRAINTS)
     ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            show_default=False,
+            help="Refuse constraints that take longer to compile; 2 where not given, inf for any time.",
+            rich_help_panel=CONSTRAINTS,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw texts from the model, one a line.
@@ -120,12 +130,14 @@ def generate(
     import torch
 
     from vlhmm.control.constraints import all_of
+    from vlhmm.control.time_limit import TIME_LIMIT
     from vlhmm.lm import load
 
     lm = load(folder)
     constraint = all_of(wanted) if wanted else None
+    seconds = TIME_LIMIT if time_limit is None else time_limit
     if best:
-        found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint)
+        found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint, time_limit=seconds)
         _print(found.text, as_json, log_prob=found.log_prob)
         return
     generator = torch.Generator()
@@ -144,6 +156,7 @@ def generate(
             top_p=top_p,
             constraint=constraint,
             generator=generator,
+            time_limit=seconds,
         )
         for text in texts:
             _print(text, as_json)

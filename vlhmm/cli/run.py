@@ -30,10 +30,11 @@ from vlhmm.plot import learning_curve
 from vlhmm.provenance import device_name
 from vlhmm.settings import settings_from
 from vlhmm.training.em import EMSettings, em_training
+from vlhmm.training.gradient import training
 from vlhmm.training.joint_phase import JointPhase
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import RunFolder, read_log
-from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped, training
+from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -15,11 +16,11 @@ def register(app: typer.Typer) -> None:
         "table",
         hidden=True,
         add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        context_settings={"ignore_unknown_options": True},
     )(forward)
 
 
-def forward(context: typer.Context) -> int:
+def forward(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> int:
     """Deprecated: `python -m experiments` in a checkout runs the tables of the papers."""
     message("`vlhmm table` is deprecated and goes with the next release: use `python -m experiments` in a checkout")
     # A checkout is importable where it is the current folder, as it is for `python -m experiments`.
@@ -31,5 +32,5 @@ def forward(context: typer.Context) -> int:
         raise ValueError(
             "the tables of the papers are not part of the installed package: run `python -m experiments` in a checkout of the repository"
         ) from None
-    status = commands()(context.args or ["--help"], prog_name="vlhmm table", standalone_mode=False)
+    status = commands()(arguments or ["--help"], prog_name="vlhmm table", standalone_mode=False)
     return status if isinstance(status, int) else 0

@@ -18,6 +18,7 @@ from vlhmm.control.controlled import constraint_log_prob
 from vlhmm.control.explain import explain_empty
 from vlhmm.control.guide import Guide
 from vlhmm.control.possible import ImpossibleConstraintError
+from vlhmm.control.time_limit import TimeLimitError
 from vlhmm.control.token_texts import TokenTexts
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Constraint",
     "Guide",
     "ImpossibleConstraintError",
+    "TimeLimitError",
     "TokenTexts",
     "constraint_log_prob",
     "contains",

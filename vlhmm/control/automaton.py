@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import SupportsIndex
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from vlhmm.control.time_limit import check_time
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,9 @@ class Automaton:
             >>> contains_0.shortest()
             tensor([1., 0.])
         """
-        distance = torch.where(self.accepting, 0.0, torch.inf)
         next_state = self.next_state[:, self.class_of_token.unique()]
-        while True:
-            closer = torch.minimum(distance, 1 + distance[next_state].amin(dim=1))
-            if torch.equal(closer, distance):
-                return distance
-            distance = closer
+        steps = torch.from_numpy(steps_to(self.accepting.numpy(), Incoming(next_state.numpy())))
+        return torch.where(steps < 0, torch.inf, steps.float())
 
     @property
     def is_empty(self) -> bool:
@@ -163,7 +162,7 @@ class Automaton:
         class_of_token = torch.full((self.num_tokens,), len(kept))
         class_of_token[others] = class_of_other
 
-        ended, dead = self.num_states, self._dead_state()
+        ended, dead = self.num_states, self.dead_state()
         if dead is None:
             dead = self.num_states + 1
         num_states = max(ended, dead) + 1
@@ -177,8 +176,61 @@ class Automaton:
         accepting[ended] = True
         return Automaton(class_of_token, next_state, self.start, accepting)
 
-    def _dead_state(self) -> int | None:
+    def dead_state(self) -> int | None:
         """A state that is never left and does not accept, if there is one."""
         stays = (self.next_state == torch.arange(self.num_states)[:, None]).all(dim=1)
         dead = (stays & ~self.accepting).nonzero()
         return int(dead[0]) if len(dead) else None
+
+
+class Incoming:
+    """The edges that lead to each state, those of one state after those of another."""
+
+    def __init__(self, next_state: Int[np.ndarray, "S C"]) -> None:
+        num_states, num_classes = next_state.shape
+        target = next_state.ravel()
+        # Numpy sorts 16 bits at a time in linear time.
+        order = np.argsort((target & 0xFFFF).astype(np.uint16), kind="stable")
+        if num_states > 1 << 16:
+            order = order[np.argsort((target[order] >> 16).astype(np.uint16), kind="stable")]
+        self.source, self.class_ = np.divmod(order.astype(np.int32), np.int32(num_classes))
+        """Where each edge comes from, and the class that it reads."""
+        self._end = np.bincount(target, minlength=num_states).cumsum()
+        self._degree = np.diff(self._end, prepend=0)
+
+    @property
+    def num_states(self) -> int:
+        return len(self._end)
+
+    def edges(self, states: Int[np.ndarray, " N"]) -> tuple[Int[np.ndarray, " E"], Int[np.ndarray, " N"]]:
+        """Those that lead to `states`, one state after the other, and how many to each."""
+        degree, end = self._degree[states], self._end[states]
+        if len(states) == 1:
+            return np.arange(end[0] - degree[0], end[0]), degree
+        return np.repeat(end - degree.cumsum(), degree) + np.arange(degree.sum()), degree
+
+
+def steps_to(goal: Bool[np.ndarray, " S"], incoming: Incoming) -> Int[np.ndarray, " S"]:
+    """The least number of edges from each state to one of `goal`; -1 where none lead there."""
+    steps = np.where(goal, 0, -1)
+    frontier, distance, distinct = np.flatnonzero(goal), 0, Distinct(incoming.num_states)
+    while len(frontier):
+        check_time("automaton states to be searched", incoming.num_states)
+        distance += 1
+        source = incoming.source[incoming.edges(frontier)[0]]
+        frontier = distinct(source[steps[source] < 0])
+        steps[frontier] = distance
+    return steps
+
+
+class Distinct:
+    """Each of some states once, in any order; for few of many, faster than sorting."""
+
+    def __init__(self, num_states: int) -> None:
+        self._place = np.empty(num_states, dtype=np.int64)
+
+    def __call__(self, states: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
+        every = np.arange(len(states))
+        # Of those that write to one place one is the last.
+        self._place[states] = every
+        return states[self._place[states] == every]

@@ -15,9 +15,10 @@ from typing import Final, final
 import numpy as np
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import complement, explore, intersection, union
+from vlhmm.control.operations import MAX_STATES, TooManyStates, complement, explore, intersection, union
 from vlhmm.control.phrases import number_of_words, phrases_in_order
 from vlhmm.control.regex import check_pattern, pattern_automaton
+from vlhmm.control.time_limit import TIME_LIMIT, check_time, limited_to
 from vlhmm.control.token_texts import HuggingFaceTokenizer, TokenTexts
 from vlhmm.data import Tokenizer
 
@@ -62,19 +63,26 @@ class Constraint(ABC):
         """
         return (self,)
 
-    def compile(self, tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts) -> Automaton:
+    def compile(
+        self,
+        tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts,
+        *,
+        time_limit: float | None = TIME_LIMIT,
+    ) -> Automaton:
         """Compile to the minimal automaton of the token sequences whose text is in the set.
 
         A token without text (EOS, padding, special symbols) leads to a dead state. `Automaton.ending_at` adds EOS.
 
         Args:
             tokenizer: A `vlhmm.Tokenizer`, a tokenizer of transformers, or the texts of the tokens.
+            time_limit: Seconds of processor time that this may take; None: any time.
 
         Returns:
             The automaton over token ids.
 
         Raises:
-            ValueError: The texts of the tokens cannot be read from this kind of tokenizer.
+            ValueError: The texts of the tokens cannot be read from this kind of tokenizer, the automaton has too many states, or
+                the time limit is exceeded.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
@@ -82,8 +90,13 @@ class Constraint(ABC):
             >>> automaton.num_states, automaton.num_tokens
             (5, 12)
         """
-        texts = TokenTexts.of(tokenizer)
-        return texts.text_only(self.over_tokens(texts))
+        with limited_to(time_limit):
+            check_time("automaton states found", 0)
+            texts = TokenTexts.of(tokenizer)
+            automaton = texts.text_only(self.over_tokens(texts.spelt()))
+        if automaton.num_states > MAX_STATES:
+            raise TooManyStates(MAX_STATES, automaton.num_states)
+        return automaton
 
     @property
     def about_tokens(self) -> bool:
@@ -206,7 +219,7 @@ class Length(Constraint):
         enough = self.at_least if self.at_most is None else self.at_most + 1
         return explore(
             0,
-            lambda count, _: min(count + 1, enough),
+            lambda count: [min(count + 1, enough)],
             lambda count: self.at_least <= count and (self.at_most is None or count <= self.at_most),
             np.zeros(texts.num_tokens, dtype=np.int64),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from vlhmm.control.constraints import Constraint
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
 from vlhmm.control.possible import ending_at, raise_impossible
 from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
+from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.data import Tokenizer
@@ -44,14 +46,20 @@ class ControlledHMM:
         self._cache = LookaheadCache()
 
     def probability(
-        self, constraint: Constraint | Automaton, length: int, belief: Belief | None, *, until_eos: bool
+        self,
+        constraint: Constraint | Automaton,
+        length: int,
+        belief: Belief | None,
+        *,
+        until_eos: bool,
+        time_limit: float | None = TIME_LIMIT,
     ) -> float:
         """P(the next `length` tokens, or those up to EOS within `length`, satisfy it); 0 where none can."""
         if length < 1:
             raise ValueError(f"length is {length}, but must be at least 1 token")
         if until_eos and self._tokenizer.eos_id is None:
             raise ValueError("until_eos=True, but the tokenizer has no end-of-text token: use until_eos=False")
-        ahead = self._following(constraint, length, "must" if until_eos else "none").ahead
+        ahead = self._following(constraint, length, "must" if until_eos else "none", time_limit).ahead
         return float(ahead.log_prob(self._hmm.tables, belief, length).double().exp())
 
     def sample(
@@ -62,10 +70,12 @@ class ControlledHMM:
         belief: Belief | None,
         choice: Choice,
         generator: torch.Generator | None,
+        *,
+        time_limit: float | None = TIME_LIMIT,
     ) -> list[list[int]]:
         """Continuations x ~ p(x | constraint), each up to EOS or `max_tokens` tokens."""
-        following = self._following(constraint, max_tokens, "may")
-        self._require_possible(constraint, following.ahead, max_tokens, belief)
+        following = self._following(constraint, max_tokens, "may", time_limit)
+        self._require_possible(constraint, following.ahead, max_tokens, belief, time_limit)
         return sample_constrained(
             following,
             belief,
@@ -77,37 +87,54 @@ class ControlledHMM:
         )
 
     def best(
-        self, constraint: Constraint | Automaton | None, max_tokens: int, belief: Belief | None
+        self,
+        constraint: Constraint | Automaton | None,
+        max_tokens: int,
+        belief: Belief | None,
+        *,
+        time_limit: float | None = TIME_LIMIT,
     ) -> BestContinuation:
         """The likeliest continuation with its states, up to EOS or of `max_tokens` tokens."""
         tables = self._hmm.tables
         if constraint is None:
             constraint = _anything(tables.num_words)
-        automaton = self._automaton(constraint, "may")
+        automaton = self._automaton(constraint, "may", time_limit)
         log_ahead = tables.log_start if belief is None else self._transition.log_ahead(belief)[0]
         found = best_constrained(tables, automaton, log_ahead, max_tokens, eos_id=self._tokenizer.eos_id)
         if found is None:
-            self._require_possible(constraint, lookahead(tables, automaton, max_tokens), max_tokens, belief)
+            ahead = lookahead(tables, automaton, max_tokens)
+            self._require_possible(constraint, ahead, max_tokens, belief, time_limit)
         assert found is not None
         return found
 
-    def _automaton(self, constraint: Constraint | Automaton, ending: Ending) -> Automaton:
-        automaton = constraint if isinstance(constraint, Automaton) else constraint.compile(self._tokenizer)
+    def _automaton(self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None) -> Automaton:
+        automaton = (
+            constraint
+            if isinstance(constraint, Automaton)
+            else constraint.compile(self._tokenizer, time_limit=time_limit)
+        )
         eos_id = self._tokenizer.eos_id
         if ending == "none" or eos_id is None:
             return automaton
         return ending_at(automaton, [eos_id], required=ending == "must")
 
-    def _following(self, constraint: Constraint | Automaton, steps: int, ending: Ending) -> ConstrainedTokens:
+    def _following(
+        self, constraint: Constraint | Automaton, steps: int, ending: Ending, time_limit: float | None
+    ) -> ConstrainedTokens:
         def make() -> ConstrainedTokens:
             tables = self._hmm.tables
-            ahead = lookahead(tables, self._automaton(constraint, ending), steps, self._transition)
+            ahead = lookahead(tables, self._automaton(constraint, ending, time_limit), steps, self._transition)
             return ConstrainedTokens(tables, ahead, self._transition)
 
         return self._cache.get((constraint, ending), steps, make)
 
     def _require_possible(
-        self, constraint: Constraint | Automaton, ahead: Lookahead, max_tokens: int, belief: Belief | None
+        self,
+        constraint: Constraint | Automaton,
+        ahead: Lookahead,
+        max_tokens: int,
+        belief: Belief | None,
+        time_limit: float | None,
     ) -> None:
         tables = self._hmm.tables
 
@@ -117,7 +144,8 @@ class ControlledHMM:
 
         if bool(ahead.log_prob(tables, belief, max_tokens).isinf()):
             texts = TokenTexts.of(self._tokenizer)
-            raise_impossible(constraint, texts, lambda part: self._automaton(part, "may"), possible, max_tokens)
+            compiled = partial(self._automaton, ending="may", time_limit=time_limit)
+            raise_impossible(constraint, texts, compiled, possible, max_tokens, time_limit)
 
 
 def _anything(num_tokens: int) -> Automaton:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from vlhmm.control.constraints import Constraint, Phrases, all_of
+from vlhmm.control.time_limit import TIME_LIMIT, limited_to
 from vlhmm.control.token_texts import HuggingFaceTokenizer, TokenTexts
 from vlhmm.data import Tokenizer
 
@@ -13,12 +14,19 @@ def explain_empty(
     constraint: Constraint,
     tokenizer: Tokenizer | HuggingFaceTokenizer | TokenTexts,
     max_tokens: int | None = None,
+    *,
+    time_limit: float | None = TIME_LIMIT,
 ) -> str | None:
     """Which parts no sequence of at most `max_tokens` tokens (EOS not counted) satisfies; None if there is one.
 
-    The parts named are impossible together, and possible as soon as any one of them is left out.
+    The parts named are impossible together, and possible as soon as any one of them is left out. To find them takes a
+    compilation of each part's rest: all of them together within `time_limit` seconds of processor time.
     """
-    texts = TokenTexts.of(tokenizer)
+    with limited_to(time_limit):
+        return _explained(constraint, TokenTexts.of(tokenizer), max_tokens)
+
+
+def _explained(constraint: Constraint, texts: TokenTexts, max_tokens: int | None) -> str | None:
     needed = _tokens_needed(list(constraint.parts()), texts)
     if math.isfinite(needed) and (max_tokens is None or needed <= max_tokens):
         return None
@@ -39,7 +47,7 @@ def explain_empty(
 
 
 def _tokens_needed(parts: list[Constraint], texts: TokenTexts) -> float:
-    automaton = all_of(parts).compile(texts)
+    automaton = all_of(parts).compile(texts, time_limit=None)
     return float(automaton.shortest()[automaton.start])
 
 

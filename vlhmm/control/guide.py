@@ -32,6 +32,7 @@ from torch import Tensor
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.plan import Compiler, make_plan, require_same_vocabulary
+from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
@@ -91,6 +92,7 @@ class Guide:
         prompt_lengths: Number of tokens of each prompt without its padding; None: `pad_token_id` on the left is padding.
         read_prompt: The HMM reads the prompt too; without it, its text begins where the prompt ends.
         must_end: The text must end at EOS within `max_new_tokens`; without it, it may also be cut off there.
+        time_limit: Seconds of processor time that compiling each constraint may take; None: any time.
 
     Raises:
         ImpossibleConstraintError: No text of `max_new_tokens` tokens satisfies the constraint.
@@ -117,6 +119,7 @@ class Guide:
         prompt_lengths: Sequence[int] | None = None,
         read_prompt: bool = True,
         must_end: bool = False,
+        time_limit: float | None = TIME_LIMIT,
     ) -> None:
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, but must be at least 1")
@@ -134,7 +137,7 @@ class Guide:
         self._pad_id = getattr(tokenizer, "pad_token_id", None) if pad_token_id is None else pad_token_id
         self._read_prompt = read_prompt
         texts = None if tokenizer is None else TokenTexts.of(tokenizer)
-        compiler = Compiler(texts, hmm.num_words, self._eos_ids, must_end)
+        compiler = Compiler(texts, hmm.num_words, self._eos_ids, must_end, time_limit)
         self._plan = make_plan(hmm.tables, self._constraints, compiler, max_new_tokens)
         self.reset(prompt_lengths=prompt_lengths)
 

@@ -51,6 +51,8 @@ class Spelling(NamedTuple):
     """The bytes of a phrase as a graph from node 0 to node `end`; upper and lower case are branches."""
 
     next_node: dict[tuple[int, int], frozenset[int]]
+    bytes_at: list[frozenset[int]]
+    """Those that each node reads."""
     end: int
     starts_word: bool
     """No word character may stand before it."""
@@ -71,8 +73,12 @@ def _spell(phrase: str, *, whole_words: bool, ignore_case: bool) -> Spelling:
                 node, num_nodes = num_nodes, num_nodes + 1
             edges.setdefault((node, final), set()).add(after)
         last = after
+    bytes_at: list[set[int]] = [set() for _ in range(num_nodes)]
+    for node, byte in edges:
+        bytes_at[node].add(byte)
     return Spelling(
         {key: frozenset(nodes) for key, nodes in edges.items()},
+        [frozenset(bytes_) for bytes_ in bytes_at],
         last,
         whole_words and _is_word_character(phrase[0]),
         whole_words and _is_word_character(phrase[-1]),
@@ -113,7 +119,7 @@ def phrases_in_order(
             if node == spelling.end:
                 yield Match(match.found + 1, 0, spelling.ends_word)
             else:
-                yield match._replace(node=node)
+                yield Match(match.found, node, match.open_ended)
 
     def step(state: State, byte: int) -> State:
         in_word, matches = state
@@ -121,7 +127,11 @@ def phrases_in_order(
             return state
         in_word_now = _in_word_after(in_word, byte)
         # The character after a phrase is known now: matches that hung on it hold or are gone.
-        held = {match._replace(open_ended=False) for match in matches if not (match.open_ended and in_word_now)}
+        held = [
+            Match(match.found, match.node, False) if match.open_ended else match
+            for match in matches
+            if not (match.open_ended and in_word_now)
+        ]
         targets = {target for match in held for target in read(match, in_word, byte)}
         # Who found more phrases for certain can do whatever the others can; but a last phrase may be found again.
         finds = {match.found for match in targets if match.node == 0 and not match.open_ended}
@@ -131,35 +141,50 @@ def phrases_in_order(
         return in_word_now, frozenset(match for match in targets if match.found >= certain)
 
     alphabet = {byte for spelling in spellings for _, byte in spelling.next_node}
-    kinds = [
-        (
-            byte if byte in alphabet else -1,
-            byte in WHITE_SPACE,
-            *(_in_word_after(before, byte) for before in (False, True)),
-        )
-        for byte in range(256)
-    ]
+    # Bytes of one kind differ only for who reads them as part of a phrase.
+    kinds = [(byte in WHITE_SPACE, *(_in_word_after(before, byte) for before in (False, True))) for byte in range(256)]
+    class_of_byte = _numbered([(byte if byte in alphabet else -1, kinds[byte]) for byte in range(256)])
+    bytes_of_classes = _first_of_each(class_of_byte)
+
+    def successors(state: State) -> Iterator[State]:
+        read_here = {
+            byte for match in state[1] if match.found < count for byte in spellings[match.found].bytes_at[match.node]
+        }
+        after: dict[Hashable, State] = {}
+        for byte in bytes_of_classes:
+            alike: Hashable = byte if byte in read_here else kinds[byte]
+            if alike not in after:
+                after[alike] = step(state, byte)
+            yield after[alike]
+
     start = (False, frozenset({Match(0, 0, False)}))
-    return explore(start, step, lambda state: any(match.found == count for match in state[1]), _numbered(kinds))
+    return explore(start, successors, lambda state: any(match.found == count for match in state[1]), class_of_byte)
 
 
 def number_of_words(at_least: int, at_most: int | None) -> Automaton:
     """Texts of so many words; words are what white space separates."""
     # Beyond this number counting on changes nothing.
     enough = at_least if at_most is None else at_most + 1
+    class_of_byte = _numbered([byte in WHITE_SPACE for byte in range(256)])
+    bytes_of_classes = _first_of_each(class_of_byte)
 
-    def step(state: tuple[int, bool], byte: int) -> tuple[int, bool]:
+    def successors(state: tuple[int, bool]) -> Iterator[tuple[int, bool]]:
         count, inside = state
-        if byte in WHITE_SPACE:
-            return count, False
-        return count if inside else min(count + 1, enough), True
+        for byte in bytes_of_classes:
+            yield (count, False) if byte in WHITE_SPACE else (count if inside else min(count + 1, enough), True)
 
     def accepts(state: tuple[int, bool]) -> bool:
         return at_least <= state[0] and (at_most is None or state[0] <= at_most)
 
-    return explore((0, False), step, accepts, _numbered([byte in WHITE_SPACE for byte in range(256)]))
+    return explore((0, False), successors, accepts, class_of_byte)
 
 
 def _numbered(kinds: Sequence[Hashable]) -> Int[np.ndarray, " N"]:
     number = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
     return np.array([number[kind] for kind in kinds])
+
+
+def _first_of_each(class_of_byte: Int[np.ndarray, " N"]) -> list[int]:
+    """The first byte of each class."""
+    first: list[int] = np.unique(class_of_byte, return_index=True)[1].tolist()
+    return first

@@ -14,6 +14,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.possible import ended_states, ending_at, raise_impossible
 from vlhmm.control.product import TransitionMatrix, lookahead, reachable_states
+from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.data import Tokenizer
@@ -42,7 +43,8 @@ class Plan:
             following = ConstrainedTokens(tables, lookahead(tables, automaton, steps, transition), transition)
             return not bool(following(log_ahead, [automaton.start], steps).log_joint.isinf().all())
 
-        raise_impossible(constraint, self.compiler.texts, self.compiler, possible, steps)
+        compiler = self.compiler
+        raise_impossible(constraint, compiler.texts, compiler, possible, steps, compiler.time_limit)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Compiler:
     num_tokens: int
     eos_ids: tuple[int, ...]
     must_end: bool
+    time_limit: float | None = TIME_LIMIT
+    """Seconds for each constraint."""
 
     def __call__(self, constraint: Constraint | Automaton) -> Automaton:
         if isinstance(constraint, Constraint):
@@ -65,7 +69,7 @@ class Compiler:
                     f"the tokenizer has {self.texts.num_tokens} tokens, but the HMM has {self.num_tokens}: "
                     "use an HMM over the language model's own vocabulary"
                 )
-            constraint = constraint.compile(self.texts.padded_to(self.num_tokens))
+            constraint = constraint.compile(self.texts.padded_to(self.num_tokens), time_limit=self.time_limit)
         return ending_at(constraint, self.eos_ids, required=self.must_end)
 
 
@@ -75,7 +79,7 @@ def make_plan(tables: Tables, constraints: Sequence[Constraint | Automaton], com
     for constraint, automaton in compiled.items():
         # Before the look-ahead, which takes longer.
         if not reachable_states(automaton, steps)[-1, automaton.start]:
-            raise_impossible(constraint, compiler.texts, compiler, lambda _: True, steps)
+            raise_impossible(constraint, compiler.texts, compiler, lambda _: True, steps, compiler.time_limit)
     joint, starts = side_by_side(list(compiled.values()))
     transition = TransitionMatrix(tables)
     ahead = lookahead(tables, joint, steps, transition)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint, all_of
 from vlhmm.control.explain import explain_empty
 from vlhmm.control.product import reachable_states
+from vlhmm.control.time_limit import TimeLimitError, limited_to
 from vlhmm.control.token_texts import TokenTexts
 
 
@@ -47,15 +49,18 @@ def raise_impossible(
     compiled: Callable[[Constraint | Automaton], Automaton],
     possible: Callable[[Automaton], bool],
     steps: int,
+    time_limit: float | None,
 ) -> NoReturn:
     """Says why the constraint has probability zero, and which of its parts are to blame.
 
     `compiled` gives the automaton of a constraint, EOS included; `possible` whether the HMM can satisfy it in `steps` tokens.
+    Where the parts are not found within the time limit, all of them are named.
     """
     if isinstance(constraint, Constraint) and texts is not None:
-        reason = explain_empty(constraint, texts, steps)
-        if reason is not None:
-            raise ImpossibleConstraintError(reason)
+        with suppress(TimeLimitError):
+            reason = explain_empty(constraint, texts, steps, time_limit=time_limit)
+            if reason is not None:
+                raise ImpossibleConstraintError(reason)
     automaton = compiled(constraint)
     name = "the automaton" if isinstance(constraint, Automaton) else repr(constraint)
     if not reachable_states(automaton, steps)[-1, automaton.start]:
@@ -63,7 +68,8 @@ def raise_impossible(
         needs = f"it takes at least {least:g}, EOS included" if least > steps else "it takes another number of them"
         raise ImpossibleConstraintError(f"no text of {steps} tokens satisfies {name}: {needs}; allow more")
     if isinstance(constraint, Constraint):
-        name = repr(_guilty(constraint, lambda parts: possible(compiled(parts))))
+        with suppress(TimeLimitError), limited_to(time_limit):
+            name = repr(_guilty(constraint, lambda parts: possible(compiled(parts))))
     raise ImpossibleConstraintError(
         f"the HMM gives {name} probability zero within {steps} tokens from here: it cannot emit the tokens needed, in this "
         "order or at all; change the constraint or the text before it, or use a model that was trained on such text"

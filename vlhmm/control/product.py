@@ -234,12 +234,9 @@ def _reset(tables: Tables, automaton: Automaton) -> _Reset | None:
 
 def _certain(automaton: Automaton) -> Bool[Tensor, " S"]:
     """States that accept and from which only such states are reached."""
-    certain = automaton.accepting
-    while True:
-        stays = certain & certain[automaton.next_state].all(1)
-        if torch.equal(stays, certain):
-            return certain
-        certain = stays
+    every_class = torch.arange(automaton.num_classes)
+    refused = Automaton(every_class, automaton.next_state, automaton.start, ~automaton.accepting)
+    return refused.shortest().isinf()
 
 
 def reachable_states(automaton: Automaton, steps: int) -> Bool[Tensor, "N S"]:

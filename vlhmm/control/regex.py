@@ -8,7 +8,7 @@ over bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -18,15 +18,21 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import MAX_STATES, TooManyStates, equal_rows, explore, minimised
+from vlhmm.control.minimise import equal_rows, minimised
+from vlhmm.control.operations import MAX_STATES, TooManyStates, explore
 from vlhmm.control.phrases import WHITE_SPACE
+from vlhmm.control.time_limit import check_time
 from vlhmm.control.utf8 import over_bytes
 
 _CODE_POINTS: Final = 0x110000
+_CHARACTER_FLAGS: Final = re.IGNORECASE | re.ASCII | re.DOTALL
+"""Flags that change what a single character matches."""
 
+MAX_PATTERN: Final = 100_000
+"""Characters: Python's parser takes about a microsecond for each, and cannot be told to stop."""
 MAX_DEPTH: Final = 100
 """Groups may be nested so deep: Python's parser calls itself for each, and how far it gets depends on its version."""
 _PARENTHESES: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|[()]", re.DOTALL)
@@ -56,6 +62,7 @@ _END: Final = (_constants.AT_END, _constants.AT_END_STRING)
 
 Edges = tuple[int, ...]
 """A set of characters: the code points where membership changes."""
+_WHITE_SPACE: Final[Edges] = tuple(code for code in range(129) if (code in WHITE_SPACE) != (code - 1 in WHITE_SPACE))
 
 
 def check_pattern(pattern: str) -> None:
@@ -66,10 +73,15 @@ def check_pattern(pattern: str) -> None:
 def pattern_automaton(pattern: str) -> Automaton:
     """Texts that the pattern matches as a whole, once white space at both ends is stripped."""
     nfa = _parsed(pattern)
-    of_code_point, class_sets = _character_classes(nfa.sets)
-    of_characters = _determined(nfa, class_sets)
-    of_code_point = of_characters.class_of_token.numpy()[of_code_point]
-    return _stripped(over_bytes(of_characters, of_code_point))
+    sets = []
+    for one, flags in nfa.sets:
+        check_time("sets of characters", len(sets))
+        sets.append(_characters(one, flags))
+    of_code_point, sets_of_class = _character_classes([*sets, _WHITE_SPACE])
+    # White space goes before there are bytes, which multiply the states.
+    is_space = np.array([len(sets) in sets_of_one for sets_of_one in sets_of_class])
+    of_characters = _stripped(_determined(nfa, sets_of_class), is_space)
+    return over_bytes(of_characters, of_characters.class_of_token.numpy()[of_code_point])
 
 
 @dataclass
@@ -81,7 +93,8 @@ class _Nfa:
     """(number of the set, target) of each node."""
     skips: list[list[tuple[Any, int]]] = field(default_factory=list)
     """(anchor or None, target) of each node."""
-    sets: dict[Edges, int] = field(default_factory=dict)
+    sets: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Patterns of single characters and their flags, numbered."""
 
     def node(self) -> int:
         if len(self.reads) >= MAX_STATES:
@@ -112,14 +125,13 @@ class _Nfa:
                 self.skips[self.add(items, flags, begin)].append((None, end))
             return end
         if operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
-            at_least, at_most, items = argument
-            return self._add_repeat(at_least, at_most, items, flags, begin)
+            return self._add_repeat(*_merged_repeats(*argument), flags, begin)
         end = self.node()
         if operation is _constants.AT:
             self.skips[begin].append((self._anchor(argument, flags), end))
         else:
-            characters = _characters(_class_pattern(operation, argument), flags)
-            self.reads[begin].append((self.sets.setdefault(characters, len(self.sets)), end))
+            one = _class_pattern(operation, argument), flags & _CHARACTER_FLAGS
+            self.reads[begin].append((self.sets.setdefault(one, len(self.sets)), end))
         return end
 
     def _add_repeat(self, at_least: int, at_most: int, items: Any, flags: int, begin: int) -> int:
@@ -166,6 +178,11 @@ class _Nfa:
 
 def _parsed(pattern: str) -> _Nfa:
     """An NFA from node 0 to node 1."""
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(
+            f"the pattern has {len(pattern):,} characters, at most {MAX_PATTERN:,} are allowed; "
+            "make it smaller, or combine constraints with &, | and ~"
+        )
     depth = _depth(pattern)
     if depth > MAX_DEPTH:
         raise ValueError(
@@ -185,6 +202,27 @@ def _parsed(pattern: str) -> _Nfa:
     except (OverflowError, RecursionError) as error:
         raise ValueError(f"a pattern of {len(pattern)} characters is too large ({error}); make it smaller") from None
     return nfa
+
+
+def _merged_repeats(at_least: int, at_most: int, items: Any) -> tuple[int, int, Any]:
+    """A repetition of a repetition as one, where it means the same: (X{a,b}){c,d} for X{ac,bd}, if no number between is left out."""
+    while len(items) == 1:
+        operation, argument = items[0]
+        if operation is _constants.SUBPATTERN and not argument[1] and not argument[2]:
+            items = argument[3]
+            continue
+        if operation not in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            break
+        inner_least, inner_most, inner = argument
+        # k and k + 1 rounds leave no gap; it is the widest for the smallest k.
+        reach = inner_most if inner_most is _constants.MAXREPEAT and at_least else at_least * inner_most
+        if at_least < at_most and (at_least + 1) * inner_least > reach + 1:
+            break
+        unlimited = at_most is _constants.MAXREPEAT or inner_most is _constants.MAXREPEAT
+        at_most = _constants.MAXREPEAT if unlimited and at_most and inner_most else at_most * inner_most
+        at_least *= inner_least
+        items = inner
+    return at_least, at_most, items
 
 
 def _depth(pattern: str) -> int:
@@ -230,14 +268,12 @@ def _every_character() -> str:
 @lru_cache(maxsize=1024)
 def _characters(class_pattern: str, flags: int) -> Edges:
     """The characters that `re` finds the pattern to match, under these flags."""
-    flags &= re.IGNORECASE | re.ASCII | re.DOTALL
     runs = re.finditer(f"{class_pattern}+", _every_character(), flags)
     return tuple(edge for run in runs for edge in run.span())
 
 
-def _character_classes(sets: Iterable[Edges]) -> tuple[Int[np.ndarray, " P"], list[frozenset[int]]]:
+def _character_classes(sets: list[Edges]) -> tuple[Int[np.ndarray, " P"], list[frozenset[int]]]:
     """The class of every code point, and the sets that each class is in."""
-    sets = list(sets)
     begins = np.unique([0, *(edge for edges in sets for edge in edges if edge < _CODE_POINTS)])
     inside = np.zeros((len(begins), len(sets)), dtype=np.int64)
     for number, edges in enumerate(sets):
@@ -247,29 +283,37 @@ def _character_classes(sets: Iterable[Edges]) -> tuple[Int[np.ndarray, " P"], li
     return of_code_point, [frozenset(np.flatnonzero(inside[interval]).tolist()) for interval in first]
 
 
-def _determined(nfa: _Nfa, class_sets: list[frozenset[int]]) -> Automaton:
+def _determined(nfa: _Nfa, sets_of_class: list[frozenset[int]]) -> Automaton:
     """The subset construction, over classes of characters."""
+    State = tuple[bool, frozenset[int]]
 
-    def step(state: tuple[bool, frozenset[int]], character: int) -> tuple[bool, frozenset[int]]:
-        sets = class_sets[character]
-        targets = {target for node in state[1] for number, target in nfa.reads[node] if number in sets}
-        return False, nfa.closure(targets, ())
+    def successors(state: State) -> Iterator[State]:
+        targets: dict[int, set[int]] = {}
+        for node in state[1]:
+            for number, target in nfa.reads[node]:
+                targets.setdefault(number, set()).add(target)
+        # Classes that are in the same of these sets lead to the same nodes.
+        after: dict[frozenset[int], State] = {}
+        for sets in sets_of_class:
+            read = sets.intersection(targets)
+            if read not in after:
+                after[read] = False, nfa.closure(set().union(*(targets[number] for number in read)), ())
+            yield after[read]
 
-    def accepts(state: tuple[bool, frozenset[int]]) -> bool:
+    def accepts(state: State) -> bool:
         at_start, nodes = state
         return 1 in nfa.closure(nodes, (*_START, *_END) if at_start else _END)
 
-    return explore((True, nfa.closure([0], _START)), step, accepts, np.arange(len(class_sets)))
+    return explore((True, nfa.closure([0], _START)), successors, accepts, np.arange(len(sets_of_class)))
 
 
-def _stripped(automaton: Automaton) -> Automaton:
+def _stripped(automaton: Automaton, is_space: Bool[np.ndarray, " N"]) -> Automaton:
     """Texts that are accepted once white space at both ends is taken away.
 
     A state is one of the automaton's, with whether the text up to its last character that is no white space is accepted;
     the last state is that of no such character yet.
     """
-    is_space = np.isin(np.arange(256), list(WHITE_SPACE))
-    class_of_byte, first = equal_rows(np.column_stack([automaton.class_of_token.numpy(), is_space]))
+    class_of_symbol, first = equal_rows(np.column_stack([automaton.class_of_token.numpy(), is_space]))
     space = is_space[first]
     next_state = automaton.next_state.numpy()[:, automaton.class_of_token.numpy()[first]]
     accepting = automaton.accepting.numpy()
@@ -280,7 +324,7 @@ def _stripped(automaton: Automaton) -> Automaton:
     from_before = np.where(space, before, 2 * next_state[automaton.start] + accepting[next_state[automaton.start]])
     return minimised(
         Automaton(
-            torch.from_numpy(class_of_byte),
+            torch.from_numpy(class_of_symbol),
             torch.from_numpy(np.concatenate([after.reshape(before, -1), from_before[None]])),
             before,
             torch.from_numpy(np.append(np.tile([False, True], len(next_state)), accepting[automaton.start])),

@@ -15,10 +15,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import equal_rows, minimised
+from vlhmm.control.minimise import equal_rows, minimised
+from vlhmm.control.time_limit import REMEDY, check_time
 from vlhmm.data import Tokenizer
 from vlhmm.data.encode import SPACE
 
+# 256 MB of next states, before equal ones are one.
+_MAX_CELLS: Final = 1 << 26
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -76,6 +79,10 @@ class TokenTexts:
             raise ValueError(f"the vocabulary has {self.num_tokens} tokens, more than the {num_tokens} asked for")
         return replace(self, bytes_of_token=self.bytes_of_token + (None,) * (num_tokens - self.num_tokens))
 
+    def spelt(self) -> TokenTexts:
+        """The tokens that have a text, alone; where none has, one of no bytes, as an automaton needs a token."""
+        return replace(self, bytes_of_token=tuple(t for t in self.bytes_of_token if t is not None) or (b"",))
+
     def lift(self, of_bytes: Automaton) -> Automaton:
         """The minimal automaton of the token sequences whose text `of_bytes` accepts; a token without text adds none.
 
@@ -90,6 +97,7 @@ class TokenTexts:
             next_state, start = np.concatenate([next_state, begin]), len(next_state)
             accepting = torch.cat([accepting, accepting[[of_bytes.start]]])
         num_states, num_classes = next_state.shape
+        next_of_class = np.ascontiguousarray(next_state.T, dtype=np.int32)
 
         texts = [b"" if text is None else self.joiner + text for text in self.bytes_of_token]
         lengths = np.array([len(text) for text in texts])
@@ -97,13 +105,17 @@ class TokenTexts:
         classes = _classes(of_bytes, b"".join(texts))
 
         class_of_token = np.zeros(len(texts), dtype=np.int64)
-        maps, map_of_token = np.arange(num_states)[None], np.zeros(len(texts), dtype=np.int64)
+        maps, map_of_token = np.arange(num_states, dtype=np.int32)[None], np.zeros(len(texts), dtype=np.int64)
         finished, num_finished = [maps], 1
         longer = np.flatnonzero(lengths > 0)
         for position in range(int(lengths.max(initial=0))):
             read = map_of_token[longer] * num_classes + classes[begins[longer] + position]
             steps, step_of_token = np.unique(read, return_inverse=True)
-            after = next_state[maps[steps // num_classes], (steps % num_classes)[:, None]]
+            self._require_room(len(steps) + num_finished, num_states)
+            after = np.empty((len(steps), num_states), dtype=np.int32)
+            for row, step in zip(after, steps.tolist(), strict=True):
+                check_time(f"tokens followed for {position} bytes over {num_states:,} automaton states", len(steps))
+                np.take(next_of_class[step % num_classes], maps[step // num_classes], out=row)
             map_of_step, first = equal_rows(after)
             maps = after[first]
             map_of_token[longer] = map_of_step[step_of_token]
@@ -113,25 +125,39 @@ class TokenTexts:
             finished.append(maps[used])
             num_finished += len(used)
             longer = longer[lengths[longer] > position + 1]
-        next_of_class = np.ascontiguousarray(np.concatenate(finished).T)
-        return minimised(Automaton(torch.from_numpy(class_of_token), torch.from_numpy(next_of_class), start, accepting))
+        used, class_of_token = np.unique(class_of_token, return_inverse=True)
+        maps = np.concatenate(finished)[used]
+        class_of_map, first = equal_rows(maps)
+        next_of_token = torch.from_numpy(np.ascontiguousarray(maps[first].T, dtype=np.int64))
+        return minimised(Automaton(torch.from_numpy(class_of_map[class_of_token]), next_of_token, start, accepting))
 
-    def text_only(self, automaton: Automaton) -> Automaton:
-        """The same automaton where tokens without text lead to a dead state."""
-        without_text = torch.tensor([text is None for text in self.bytes_of_token])
-        if not without_text.any():
-            return automaton
-        dead, none = automaton.num_states, automaton.num_classes
-        next_state = torch.full((dead + 1, none + 1), dead)
-        next_state[:dead, :none] = automaton.next_state
-        return minimised(
-            Automaton(
-                torch.where(without_text, none, automaton.class_of_token),
-                next_state,
-                automaton.start,
-                torch.cat([automaton.accepting, torch.zeros(1, dtype=torch.bool)]),
+    def _require_room(self, num_maps: int, num_states: int) -> None:
+        if num_maps * num_states > _MAX_CELLS:
+            raise ValueError(
+                f"the constraint needs a table of {num_maps:,} kinds of tokens x {num_states:,} automaton states, "
+                f"{num_maps * num_states:,} cells, at most {_MAX_CELLS:,} are allowed; {REMEDY}"
             )
-        )
+
+    def text_only(self, of_spelt: Automaton) -> Automaton:
+        """From the minimal automaton over `spelt` tokens, that over all: those without text lead to a dead state."""
+        has_text = torch.tensor([text is not None for text in self.bytes_of_token])
+        if has_text.all():
+            return of_spelt
+        dead, next_state, accepting = of_spelt.dead_state(), of_spelt.next_state, of_spelt.accepting
+        if dead is None:
+            dead = of_spelt.num_states
+            next_state = torch.cat([next_state, torch.full((1, of_spelt.num_classes), dead)])
+            accepting = torch.cat([accepting, torch.zeros(1, dtype=torch.bool)])
+        # There may be tokens already that lead to it from everywhere.
+        all_dead = (next_state == dead).all(0).nonzero()[:, 0].tolist()
+        if not all_dead:
+            all_dead = [of_spelt.num_classes]
+            next_state = torch.cat([next_state, torch.full((len(next_state), 1), dead)], dim=1)
+        class_of_token = torch.full((self.num_tokens,), all_dead[0])
+        if not has_text.any():
+            return minimised(Automaton(class_of_token, next_state, of_spelt.start, accepting))
+        class_of_token[has_text] = of_spelt.class_of_token
+        return Automaton(class_of_token, next_state, of_spelt.start, accepting)
 
 
 def _classes(of_bytes: Automaton, text: bytes) -> Int[np.ndarray, " N"]:

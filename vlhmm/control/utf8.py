@@ -9,40 +9,55 @@ import torch
 from jaxtyping import Int
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.operations import MAX_STATES, TooManyStates, equal_rows, minimised
+from vlhmm.control.minimise import equal_rows
+from vlhmm.control.operations import MAX_STATES_BETWEEN, TooManyStates
 
-# 256 MB of next states, before they are minimised.
+# 128 MB of next states, before equal ones are one.
 _MAX_CELLS: Final = 1 << 25
 
 
 def over_bytes(of_characters: Automaton, of_code_point: Int[np.ndarray, " P"]) -> Automaton:
-    """The same automaton over UTF-8: its states, each with the nodes of a tree of unfinished characters."""
-    tree = _utf8_tree(of_code_point, of_characters.num_classes)
+    """The same automaton over UTF-8: its states, each with the nodes of a tree of unfinished characters.
+
+    Of a minimal automaton the result is minimal, as (state, node) pairs are told apart by where they lead, last byte first.
+    Between characters, and with so many bytes to come, states accept nothing in common but what a dead state does.
+    """
+    tree, levels = _utf8_tree(of_code_point, of_characters.num_classes)
     class_of_byte, bytes_of_class = equal_rows(tree.T)
     tree = tree[:, bytes_of_class]
     num_states, num_classes, num_nodes = of_characters.num_states, of_characters.num_classes, len(tree)
     if num_states * tree.size > _MAX_CELLS:
-        raise TooManyStates
-    dead = num_states * num_nodes
-    # A character read to its end leads to the root of its next state; one just begun stays with its state.
-    after = of_characters.next_state.numpy()[:, np.clip(tree, 0, num_classes - 1)] * num_nodes
-    within = np.arange(num_states)[:, None, None] * num_nodes + (tree - num_classes)
-    next_state = np.where(tree < 0, dead, np.where(tree < num_classes, after, within))
-    next_state = np.concatenate([next_state.reshape(dead, -1), np.full((1, len(bytes_of_class)), dead)])
+        raise TooManyStates(MAX_STATES_BETWEEN)
+    dead = of_characters.dead_state()
+    dead, num_found = (num_states, num_states + 1) if dead is None else (dead, num_states)
+    # Where each state leads by each entry of the tree: a class, a node, or -1, the last column, which is nothing.
+    leads = np.full((num_states, num_classes + num_nodes + 1), dead, dtype=np.int32)
+    leads[:, :num_classes] = of_characters.next_state
+    found = [np.full((num_found, len(bytes_of_class)), dead, dtype=np.int32)]
+    for nodes in levels:
+        rows = leads[:, tree[nodes]].reshape(-1, len(bytes_of_class))
+        # Together with the dead state's row, which comes first.
+        group, first = equal_rows(np.concatenate([found[0][[dead]], rows]))
+        leads[:, num_classes + nodes] = np.where(group == 0, dead, num_found + group - 1)[1:].reshape(num_states, -1)
+        found.append(rows[first[1:] - 1])
+        num_found += len(first) - 1
+        if num_found > MAX_STATES_BETWEEN:
+            raise TooManyStates(MAX_STATES_BETWEEN)
+    found[0][:num_states] = leads[:, tree[0]]
     # A text that stops within a character is no text.
-    accepting = torch.zeros(dead + 1, dtype=torch.bool)
-    accepting[:dead:num_nodes] = of_characters.accepting
-    start = of_characters.start * num_nodes
-    automaton = minimised(Automaton(torch.from_numpy(class_of_byte), torch.from_numpy(next_state), start, accepting))
-    if automaton.num_states > MAX_STATES:
-        raise TooManyStates
-    return automaton
+    accepting = torch.zeros(num_found, dtype=torch.bool)
+    accepting[:num_states] = of_characters.accepting
+    next_state = torch.from_numpy(np.concatenate(found)).long()
+    return Automaton(torch.from_numpy(class_of_byte), next_state, of_characters.start, accepting)
 
 
-def _utf8_tree(of_code_point: Int[np.ndarray, " P"], num_classes: int) -> Int[np.ndarray, "N 256"]:
+def _utf8_tree(
+    of_code_point: Int[np.ndarray, " P"], num_classes: int
+) -> tuple[Int[np.ndarray, "N 256"], list[Int[np.ndarray, " L"]]]:
     """Where each byte leads within a character: to class c as c, to node n as num_classes + n, to nothing as -1.
 
-    Node 0 is the beginning of a character; equal subtrees are one node.
+    Node 0 is the beginning of a character; equal subtrees are one node. Also the other nodes by the bytes that are to come:
+    those before the last, before the last two, before the last three.
     """
     of_code_point = of_code_point.copy()
     # Surrogates are no text.
@@ -68,4 +83,4 @@ def _utf8_tree(of_code_point: Int[np.ndarray, " P"], num_classes: int) -> Int[np
     tree[0, 0xC2:0xE0] = before_last[2:32]
     tree[0, 0xE0:0xF0] = before_second[:16]
     tree[0, 0xF0:0xF5] = num_classes + num_nodes - 5 + np.arange(5)
-    return tree
+    return tree, np.split(np.arange(1, num_nodes), np.cumsum([len(last_byte), len(second_byte)]))

@@ -31,9 +31,10 @@ from vlhmm.distillation.teachers.samples import (
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel
 from vlhmm.settings import settings_from
+from vlhmm.training.gradient import train
 from vlhmm.training.presets import Recipe, preset
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import run_to_end, train
+from vlhmm.training.trainer import run_to_end
 
 SAMPLES = "samples"
 """Where in a run folder the samples lie, unless another folder is given."""

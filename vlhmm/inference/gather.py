@@ -133,7 +133,8 @@ def window_factors(
         tile_of = torch.cat([entering_of, tile_of + entering.shape[0]], dim=1)
         log_tiles = torch.cat([entering, log_tiles])
     return Factors(
-        starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths
+        *(starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths),
+        same_ahead=num_groups == 1,
     )
 
 
@@ -186,7 +187,10 @@ def window_for(support: Support, dtype: torch.dtype, size: int) -> int:
 
 
 def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"], Batch]]:
-    """For each stretch of `window` positions: where it begins, the sequences that reach it, and their tokens there."""
+    """For each stretch of `window` positions: where it begins, the sequences that reach it, and their tokens there.
+
+    Stretches that no sequence reaches are left out.
+    """
     if batch.num_positions <= window:
         # Every sequence has a token, so this asks the device nothing.
         yield 0, torch.arange(batch.tokens.shape[0], device=batch.tokens.device), batch
@@ -194,5 +198,7 @@ def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"],
     for first in range(0, batch.num_positions, window):
         left = batch.lengths - first
         rows = (left > 0).nonzero()[:, 0]
+        if not rows.numel():
+            return
         tokens = batch.tokens[rows, first : first + window]
         yield first, rows, Batch(tokens, left[rows].clamp(max=tokens.shape[1]))

@@ -133,7 +133,7 @@ class Infiller:
 
         Of an impossible text all are 0.
         """
-        tables = self._tables
+        tables, support = self._tables, self._tables.support
         rows, positions = self._missing.nonzero().T
         if sequences is not None:
             asked = torch.isin(rows, sequences)
@@ -144,17 +144,22 @@ class Infiller:
             "fill fewer tokens at a time",
             tables.device,
         )
-        emission = tables.log_emission.exp().masked_fill(~self._moving[:, None], 0.0)
+        # Given that some such token stands there: it may be all but impossible in a state, which alone makes the text possible.
+        every_word = torch.arange(tables.num_words, device=tables.device)
+        states = support.states_of_group[0] if support.num_groups == 1 else support.states_of(every_word)
+        log_word = self._log_word.to(tables.dtype)[states]
+        log_given = torch.where(log_word > -torch.inf, tables.log_emission - log_word, -torch.inf)
+        emission = log_given.exp_().masked_fill_(~self._moving[:, None], 0.0)
         evidence = torch.where(self.log_prob.isinf(), 0.0, self.log_prob)
         probs = emission.new_empty(rows.shape[0], tables.num_words)
         for number, (row, t) in enumerate(zip(rows.tolist(), (positions - self._first).tolist(), strict=True)):
             log_past = self._log_past[t][row] - evidence[row]
-            state_probs = (log_past + self._ahead[t].log_move[row]).exp().to(emission.dtype)
-            of_group = state_probs[tables.support.states_of_group]
-            if tables.support.num_groups == 1:
+            state_probs = (log_past + self._log_word + self._ahead[t].log_move[row]).exp().to(emission.dtype)
+            of_group = state_probs[support.states_of_group]
+            if support.num_groups == 1:
                 probs[number] = emission @ of_group[0]
             else:
-                probs[number] = (of_group[tables.support.group_of_word] * emission).sum(1)
+                probs[number] = (of_group[support.group_of_word] * emission).sum(1)
             if tables.reset_token is not None:
                 log_anew = (log_past + self._log_reset).logsumexp(0) + self._ahead[t].log_anew[row]
                 probs[number, tables.reset_token] = log_anew.exp()
@@ -191,8 +196,9 @@ class Infiller:
         states = tables.support.states_of(words).flatten()
         log_emission = tables.log_emission[words].double().flatten()
         nothing = torch.zeros_like(self._log_start)
-        self._log_word = nothing.index_add(0, states, log_emission.exp()).log()
         self._log_best_word = nothing.log().scatter_reduce(0, states, log_emission, "amax")
+        peak = torch.where(self._log_best_word.isinf(), 0.0, self._log_best_word)
+        self._log_word = nothing.index_add(0, states, (log_emission - peak[states]).exp()).log() + peak
 
     def _token_factors(
         self, t: int, log_word: Float[Tensor, " Z"]

@@ -112,18 +112,19 @@ def _best_moves(
 ) -> tuple[Float[Tensor, "B K k"], Int[Tensor, "B K k"]]:
     """For each target the k best of all sources' entries, each moved to it, and the places they came from.
 
-    Of the sources, ordered by their best entry once moved, the j-th can place its r-th entry only if j r <= k: the first j
-    sources have r entries each that are as good. So about k log k candidates are compared, not K k.
+    Of the sources, ordered by their best entry once moved, the j-th can place its r-th entry only if j + r - 1 <= k: the best
+    entries of the j - 1 sources before it and the r - 1 before it in its own list are at least as good. Nothing more is known,
+    as the second entries of two sources may lie in either order. So at most k (k + 1) / 2 candidates are compared, not K k.
     """
     size, states, k = log_lists.shape
     device = log_lists.device
     num_sources = min(k, states)
     source_rank, entry_rank = (
         torch.tensor(column, device=device)
-        for column in zip(*((j, r) for j in range(num_sources) for r in range(k // (j + 1))), strict=True)
+        for column in zip(*((j, r) for j in range(num_sources) for r in range(k - j)), strict=True)
     )
-    # Numbers, indices and masks of one target.
-    target_bytes = 32 * (states + source_rank.shape[0])
+    # Numbers, indices and masks of one target, most of them made in `stable_top`.
+    target_bytes = 64 * (states + source_rank.shape[0])
     targets_at_once = max(1, STEP_BYTES[device.type] // target_bytes)
     rows_at_once = max(1, targets_at_once // states)
     scores, came_from = torch.empty_like(log_lists), tile_of.new_empty(log_lists.shape)

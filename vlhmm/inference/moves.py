@@ -7,6 +7,7 @@ Z where any sequence misses its token there, else K; entries past the places of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,10 @@ KEPT_BYTES = 1 << 30
 """The transition between all states is made once where it is no larger, else anew for every step that needs it."""
 
 
+PRECISE = torch.finfo(torch.float64).tiny / torch.finfo(torch.float64).eps
+"""What underflows in a sum of products at least as large is beneath its rounding."""
+
+
 @dataclass(frozen=True)
 class Matrix:
     log_probs: Float[Tensor, "N W"]
@@ -35,6 +40,32 @@ class Matrix:
     def probs(self) -> Float[Tensor, "N W"]:
         """In float64: what is too small for float32 may be all there is."""
         return self.log_probs.double().exp()
+
+    @cached_property
+    def smallest_log(self) -> Float[Tensor, ""]:
+        """Of those that are possible."""
+        return _smallest(self.log_probs.flatten()).double()
+
+    def log_product(self, log_values: Float[Tensor, "R N"], *, into: bool) -> Float[Tensor, "R M"]:
+        """log of the sum over one side of value times probability: over sources (`into` the targets), or over targets.
+
+        By a matrix product; in log space where that may have lost something possible.
+        """
+        peak = log_values.amax(1, keepdim=True)
+        peak = torch.where(peak.isinf(), 0.0, peak)
+        product = (log_values - peak).exp() @ (self.probs if into else self.probs.T)
+        log_product = product.log() + peak
+        rows = (product < PRECISE).any(1).nonzero()[:, 0]
+        if rows.numel():
+            # A sum may be zero because nothing is possible there.
+            smallest = _smallest(log_values[rows] - peak[rows]) + self.smallest_log
+            rows = rows[smallest < math.log(PRECISE)]
+            log_probs = self.log_probs.T if into else self.log_probs
+            at_once = max(1, BLOCK_BYTES // (16 * log_values.shape[1]))
+            for row in rows.tolist():
+                parts = [(part.double() + log_values[row]).logsumexp(1) for part in log_probs.split(at_once)]
+                log_product[row] = torch.cat(parts)
+        return log_product
 
 
 @dataclass(frozen=True)
@@ -118,12 +149,12 @@ class Moves:
         self, before: Int[Tensor, " B"], after: Int[Tensor, " B"], log_message: Float[Tensor, "B V"]
     ) -> Float[Tensor, "B W"]:
         """For each place z' of `after` the log of the sum over z of message(z) A[z, z']."""
-        message, peak = _scaled(log_message)
-        pushed = log_message.new_zeros(before.shape[0], self.width(after))
+        pushed = log_message.new_full((before.shape[0], self.width(after)), -torch.inf)
         for block in self.blocks(before, after):
-            moved = message[block.rows[:, None], block.source] @ block.matrix.probs
-            pushed[block.rows, : block.num_targets] += moved
-        return pushed.log() + peak
+            moved = block.matrix.log_product(log_message[block.rows[:, None], block.source], into=True)
+            targets = pushed[block.rows, : block.num_targets]
+            pushed[block.rows, : block.num_targets] = torch.logaddexp(targets, moved)
+        return pushed
 
     def _rows(self, rows: Int[Tensor, " R"], source: int) -> Iterator[Block]:
         if source == MISSING and self._whole is not None:
@@ -152,8 +183,7 @@ class Moves:
 
 def sum_product(block: Block, log_values: Float[Tensor, "R W"]) -> Float[Tensor, "R N"]:
     """log of the sum over z' of A[z, z'] value(z')."""
-    values, peak = _scaled(log_values)
-    return (values @ block.matrix.probs.T).log() + peak
+    return block.matrix.log_product(log_values, into=False)
 
 
 def max_product(block: Block, log_values: Float[Tensor, "R W"]) -> Float[Tensor, "R N"]:
@@ -168,8 +198,6 @@ def max_product(block: Block, log_values: Float[Tensor, "R W"]) -> Float[Tensor,
     )
 
 
-def _scaled(log_values: Float[Tensor, "R W"]) -> tuple[Float[Tensor, "R W"], Float[Tensor, "R 1"]]:
-    """exp of the values less their peak, and the peak."""
-    peak = log_values.amax(1, keepdim=True)
-    peak = torch.where(peak.isinf(), 0.0, peak)
-    return (log_values - peak).exp(), peak
+def _smallest(log_values: Float[Tensor, "... W"]) -> Float[Tensor, ...]:
+    """Of each row the smallest that is not -inf; inf where all are."""
+    return log_values.masked_fill(log_values == -torch.inf, torch.inf).amin(-1)

@@ -91,7 +91,7 @@ def posterior(tables: Tables, batch: Batch, belief: Belief | None = None, window
             from_emission, from_previous = torch.autograd.grad(
                 outputs, (log_emission, log_previous), (torch.ones_like(outputs[0]), last_cotangent[rows])
             )
-        if len(parts) == 1:
+        if part.num_positions == num_positions:
             # Copying a large tensor costs as much as many steps of the recursion.
             probs = from_emission
         else:

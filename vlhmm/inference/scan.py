@@ -8,7 +8,7 @@ dependent steps as two stretches are long plus their number, so about sqrt(T), f
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch, window_factors
@@ -37,7 +37,10 @@ def parallel_token_log_probs(tables: Tables, batch: Batch, belief: Belief | None
         )
         for row, (tokens, length) in enumerate(zip(batch.tokens, batch.lengths.tolist(), strict=True))
     ]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    token_log_probs = tables.log_emission.new_zeros(batch.tokens.shape)
+    for row, log_probs in enumerate(rows):
+        token_log_probs[row, : log_probs.shape[0]] = log_probs
+    return token_log_probs
 
 
 def _one_sequence(tables: Tables, tokens: Tensor, belief: Belief | None) -> Float[Tensor, " T"]:
@@ -53,12 +56,12 @@ def _one_sequence(tables: Tables, tokens: Tensor, belief: Belief | None) -> Floa
     states = tables.support.states_per_word
     unknown = Belief(before, tables.log_emission.new_zeros(before.shape[0], states))
     factors = window_factors(tables, Batch(stretches, lengths), unknown)
-    transfers, trusted = _transfers(factors)
+    transfers, trusted, least_sum = _transfers(factors)
     log_beliefs = [head.belief.log_probs[0]]
     for transfer in transfers[:-1]:
         following = log_beliefs[-1].exp() @ transfer
         total = following.sum()
-        trusted = trusted & (total > torch.finfo(total.dtype).tiny ** 0.75)
+        trusted = trusted & (total >= least_sum)
         log_beliefs.append((following / total).log())
     if not bool(trusted):
         # Numbers near the smallest of their type, or an impossible text: the serial pass decides.
@@ -67,10 +70,14 @@ def _one_sequence(tables: Tables, tokens: Tensor, belief: Belief | None) -> Floa
     return torch.cat([head.token_log_probs[0], scored.token_log_probs.flatten()])
 
 
-def _transfers(factors: Factors) -> tuple[Float[Tensor, "N K K"], Tensor]:
-    """For each stretch the matrix from the message before it to its last message, up to a factor; whether it is exact."""
+def _transfers(factors: Factors) -> tuple[Float[Tensor, "N K K"], Bool[Tensor, ""], Float[Tensor, ""]]:
+    """For each stretch the matrix from the message before it to its last message, up to a factor; whether it is exact; and the
+    smallest sum of a message that is."""
     factor = scaled.scale(factors)
-    trusted = ~(factor.tiles == 0).any()
+    info = torch.finfo(factors.log_emission.dtype)
+    # What underflows in a sum must be outweighed by what the smallest move brings at the next step: see `scaled`.
+    least_sum = info.tiny / info.eps / factor.tiles.amin()
+    trusted = least_sum.isfinite()
     states = factors.log_emission.shape[2]
     transfer = torch.eye(states, dtype=factors.log_emission.dtype, device=factors.log_emission.device)
     transfer = transfer.expand(factors.lengths.shape[0], -1, -1)
@@ -79,5 +86,8 @@ def _transfers(factors: Factors) -> tuple[Float[Tensor, "N K K"], Tensor]:
         init_of = factors.init_of[:, t]
         begun = transfer.sum(2, keepdim=True) * factor.inits[init_of.clamp(min=0)][:, None]
         transfer = torch.where(init_of[:, None, None] >= 0, begun, moved) * factor.emission[:, t, None]
-        transfer = transfer / transfer.sum((1, 2), keepdim=True)
-    return transfer, trusted & transfer.isfinite().all()
+        # Of each state before the stretch; an impossible text has no sum either.
+        sums = transfer.sum(2)
+        trusted = trusted & (sums.amin() >= least_sum)
+        transfer = transfer / sums.sum(1)[:, None, None]
+    return transfer, trusted, least_sum

@@ -54,7 +54,9 @@ def score(
         parts.append(whole.index_copy(0, rows, log_probs))
         log_last = log_last.index_copy(0, rows, part_last)
         token = token.index_copy(0, rows, part.last_tokens())
-    return Scored(torch.cat(parts, dim=1), Belief(token, log_last))
+    # Where every sequence has ended there are no windows.
+    scored = torch.nn.functional.pad(torch.cat(parts, dim=1), (0, batch.num_positions - first - part.num_positions))
+    return Scored(scored, Belief(token, log_last))
 
 
 def reads_positions(support: Support, dtype: torch.dtype, batch: Batch) -> bool:

@@ -47,8 +47,11 @@ def begun_from_past(factors: Factors) -> Factors:
     )
     log_total, log_state = recursion(first, "highest")
     init_of = factors.init_of.clone()
+    # After a reset the start stands as it is: as probabilities some of it may underflow, and here no move outweighs that.
+    anew = (init_of[:, :1] >= 0) & (log_total > -torch.inf)
+    log_begun = torch.where(anew, factors.log_inits[init_of[:, 0].clamp(min=0)], log_total + log_state)
     init_of[:, 0] = factors.log_inits.shape[0] + torch.arange(init_of.shape[0], device=init_of.device)
-    return replace(factors, log_inits=torch.cat([factors.log_inits, log_total + log_state]), init_of=init_of)
+    return replace(factors, log_inits=torch.cat([factors.log_inits, log_begun]), init_of=init_of)
 
 
 @torch.no_grad()

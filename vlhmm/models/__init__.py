@@ -12,7 +12,7 @@ from vlhmm.memory import require_memory
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
 from vlhmm.models.model import Model, Window
 from vlhmm.models.settings import ModelSettings
-from vlhmm.models.transfer import body_settings, held_and_others, load_body, set_state_embeddings, set_word_embeddings
+from vlhmm.models.transfer import body_settings, load_body, set_state_embeddings, set_word_embeddings, split_frozen
 from vlhmm.support import Support, blocked_support
 
 __all__ = [
@@ -28,13 +28,13 @@ __all__ = [
     "build_blocked",
     "draw_columns",
     "draw_kept",
-    "held_and_others",
     "linear_hmm",
     "load_body",
     "neural_hmm",
     "scalar_hmm",
     "set_state_embeddings",
     "set_word_embeddings",
+    "split_frozen",
 ]
 
 Reset = Literal["eos", "carry"]

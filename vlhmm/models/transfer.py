@@ -100,16 +100,16 @@ def word_embeddings(model: Model) -> list[nn.Parameter]:
     return [model.emission.words.get_parameter("weight")]
 
 
-def held_and_others(
-    model: Model, held: Literal["states", "words", "both"]
+def split_frozen(
+    model: Model, frozen: Literal["states", "words", "both"]
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """All parameters: embeddings that the first part of training leaves as they are, and the others.
 
-    They belong in two groups of the optimizer, that of the embeddings with rate 0 as long as they are held. A gradient of 0
-    would not hold them: weight decay goes on without it.
+    They belong in two groups of the optimizer, that of the embeddings with rate 0 as long as they are frozen. A gradient of 0
+    would not freeze them: weight decay goes on without it.
     """
-    embeddings = state_embeddings(model) if held != "words" else []
-    if held != "states":
+    embeddings = state_embeddings(model) if frozen != "words" else []
+    if frozen != "states":
         embeddings = embeddings + word_embeddings(model)
     numbers = {id(parameter) for parameter in embeddings}
     return embeddings, [parameter for parameter in model.parameters() if id(parameter) not in numbers]

@@ -86,7 +86,7 @@ class TransitionOperands:
     """The features of source states, or of a table all of it."""
     into: Float[Tensor, "Y H"] | None
     """The features of target states; None: `out` is a table."""
-    row_term: Float[Tensor, Z * M] | None
+    row_term: Tensor | None
     """The normaliser of each row (Z,), or with `per_block` log p(m' | z) (Z, M); None of a table."""
     per_block: bool = False
     """Rows are normalised within each target block."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +23,8 @@ from vlhmm.precision import Numerics
 from vlhmm.settings import settings_from
 from vlhmm.tables import Tables
 from vlhmm.training.checkpoint import save_model
-from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.step import part_of
-from vlhmm.training.trainer import VALID_STREAMS, CheckEvent, DivergedError, Event, StepEvent, Stopped, stop_signals
+from vlhmm.training.trainer import VALID_STREAMS, Best, DivergedError, Event, Reason, Stopped, fit, run_to_end
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,7 @@ def em(
 ) -> Stopped:
     """Trains a scalar `model` in place by Baum-Welch and leaves it with its best tables; the arguments are those of `train`."""
     settings = settings_from(EMSettings, {**asdict(settings or EMSettings()), **changes})
-    for event in em_training(model, corpus, settings, out=out, resume=resume, max_seconds=max_seconds):
-        if isinstance(event, Stopped):
-            return event
-    raise AssertionError("training always ends with Stopped")
+    return run_to_end(em_training(model, corpus, settings, out=out, resume=resume, max_seconds=max_seconds))
 
 
 def em_training(
@@ -85,82 +79,13 @@ def em_training(
 ) -> Iterator[Event]:
     """The passes of Baum-Welch, an event at a time: a step is a batch counted, its loss that of the pass so far; a check ends
     each pass. The last event is `Stopped`."""
-    if model.settings.parameterization != "scalar":
-        raise ValueError(
-            f"Baum-Welch needs free tables, but the model is {model.settings.parameterization!r}: use scalar_hmm, or train"
-        )
-    if model.settings.emission_floor:
-        raise ValueError(
-            f"emission_floor is {model.settings.emission_floor}, but Baum-Welch sets emissions as they are: use 0, or train"
-        )
-    if resume and out is None:
-        raise ValueError("resume needs the folder to resume from: give out=")
-    about = {
-        "vlhmm": __version__,
-        "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
-        "em": asdict(settings),
-    }
-    begun = time.monotonic()
-    num_steps, batch_tokens = em_steps(settings, corpus), settings.batch_size * settings.window
-    num_batches = num_steps // settings.iterations
-    best_perplexity, best_state, done = math.inf, _copied(model), 0
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
-        stop_asked = stack.enter_context(stop_signals())
-        if folder is not None and resume and (saved := folder.load_state()) is not None:
-            tensors, values = saved
-            if values["about"] != about:
-                raise ValueError("the run was begun with other settings or another text: resume it with the same ones")
-            model.load_state_dict(part_of(tensors, "model."))
-            best_state = part_of(tensors, "best.")
-            best_perplexity, done = values["best_perplexity"], values["iteration"]
-            folder.cut_log(done * num_batches)
-        reason: Literal["finished", "time", "interrupted"] = "finished"
-        while done < settings.iterations and reason == "finished":
-            step, loss = done * num_batches, math.nan
-            for number, loss in enumerate(_one_pass(model, corpus, settings, done + 1), 1):
-                step = done * num_batches + number
-                yield StepEvent(step, num_steps, loss, step * batch_tokens)
-                if stop_asked.is_set():
-                    break
-            if not math.isfinite(loss):
-                raise DivergedError(f"Baum-Welch broke down in iteration {done + 1}: the loss is {loss}")
-            if step < (done + 1) * num_batches or stop_asked.is_set():
-                # A pass that was not finished is made again when the run goes on.
-                reason = "interrupted"
-                break
-            done += 1
-            perplexity = evaluate(
-                HMMScorer(model.tables().detach()).quick(), corpus.valid, streams=VALID_STREAMS
-            ).perplexity
-            improved = perplexity < best_perplexity
-            if improved:
-                best_perplexity, best_state = perplexity, _copied(model)
-            check = CheckEvent(step, num_steps, step * batch_tokens, perplexity, best_perplexity, improved)
-            yield check
-            if folder is not None:
-                if improved:
-                    save_model(folder.path, model, corpus.tokenizer, about)
-                tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-                tensors |= {f"best.{name}": value for name, value in best_state.items()}
-                folder.save_state(tensors, {"iteration": done, "best_perplexity": best_perplexity, "about": about})
-                folder.log({"kind": "step", "step": step, "tokens": step * batch_tokens, "perplexity": math.exp(loss)})
-                folder.log({"kind": "check", "seconds": round(time.monotonic() - begun, 3), **asdict(check)})
-            if stop_asked.is_set():
-                reason = "interrupted"
-            elif max_seconds is not None and time.monotonic() - begun >= max_seconds and done < settings.iterations:
-                reason = "time"
-        model.load_state_dict(best_state)
-        yield Stopped(reason, done * num_batches, num_steps, best_perplexity, time.monotonic() - begun)
+    task = BaumWelchTask(model, corpus, settings, None if out is None else Path(out))
+    yield from fit(task, resume=resume, max_seconds=max_seconds)
 
 
 def em_steps(settings: EMSettings, corpus: Corpus) -> int:
     """Batches that are counted in all passes."""
     return settings.iterations * _epoch(corpus, settings, 0).num_windows
-
-
-def _copied(model: Model) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def _epoch(corpus: Corpus, settings: EMSettings, number: int) -> Epoch:
@@ -169,27 +94,135 @@ def _epoch(corpus: Corpus, settings: EMSettings, number: int) -> Epoch:
     return epoch
 
 
-def _one_pass(model: Model, corpus: Corpus, settings: EMSettings, iteration: int) -> Iterator[float]:
-    """One pass over the text; after every batch the loss so far, of each batch under the tables it was counted with."""
-    device = model.group_of_word.device
-    # Full-batch Baum-Welch sees the same windows in every pass: only then can its likelihood never fall.
-    epoch = _epoch(corpus, settings, iteration if settings.batches_per_step else 0)
-    per_step = settings.batches_per_step or epoch.num_windows
-    numerics = Numerics.training(model.settings.precision)
-    tables = model.tables(numerics=numerics).detach()
-    counts: Counts | None = None
-    log_prob = 0.0
-    for number, tokens in enumerate(epoch.windows(), 1):
-        first = (number - 1) * settings.batch_size
+class BaumWelchTask:
+    """A `Task` whose step is a batch counted. It is saved between passes: one that was not finished is made again."""
+
+    check_times = ("seconds",)
+    joint = False
+    loss_steps = 1
+
+    def __init__(self, model: Model, corpus: Corpus, settings: EMSettings, out: Path | None = None) -> None:
+        if model.settings.parameterization != "scalar":
+            raise ValueError(
+                f"Baum-Welch needs free tables, but the model is {model.settings.parameterization!r}: use scalar_hmm, or train"
+            )
+        if model.settings.emission_floor:
+            raise ValueError(
+                f"emission_floor is {model.settings.emission_floor}, but Baum-Welch sets emissions as they are: use 0, or train"
+            )
+        self.model, self.corpus, self.settings, self.out = model, corpus, settings, out
+        self.num_steps = em_steps(settings, corpus)
+        self.num_batches = self.num_steps // settings.iterations
+        """Of a pass."""
+        self.about = {
+            "vlhmm": __version__,
+            "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
+            "em": asdict(settings),
+        }
+        self.step = 0
+        self.best = Best(model.state_dict())
+        self._tables: Tables | None = None
+        """What batches are counted with; None: to be made anew."""
+        self._counts: Counts | None = None
+        """Since the tables changed."""
+        self._log_prob = 0.0
+        """Of the pass so far, each batch under the tables it was counted with."""
+
+    @property
+    def tokens_seen(self) -> int:
+        return self.step * self.settings.batch_size * self.settings.window
+
+    @property
+    def best_perplexity(self) -> float:
+        return self.best.perplexity
+
+    def batches(self) -> Iterator[Tensor]:
+        while not self.finished():
+            # Full-batch Baum-Welch sees the same windows in every pass: only then can its likelihood never fall.
+            iteration = self.step // self.num_batches + 1
+            yield from _epoch(self.corpus, self.settings, iteration if self.settings.batches_per_step else 0).windows()
+
+    def make_step(self, tokens: Tensor) -> None:
+        """Counts a batch; the tables change after `batches_per_step` of them, and at the end of a pass."""
+        settings, device = self.settings, self.model.group_of_word.device
+        first = self.step % self.num_batches
+        if first == 0:
+            self._tables, self._counts, self._log_prob = None, None, 0.0
+        numerics = Numerics.training(self.model.settings.precision)
+        tables = self._tables = self._tables or self.model.tables(numerics=numerics).detach()
         batch = Batch(tokens.to(device), torch.full((tokens.shape[0],), tokens.shape[1], device=device))
-        part, part_log_prob = total_counts(tables, [(range(first, first + settings.batch_size), batch)])
-        counts = part if counts is None else counts + part
-        log_prob += part_log_prob
-        if number % per_step == 0 or number == epoch.num_windows:
-            new = maximized(counts, tables, settings.pseudocount)
-            _set_tables(model, mixed(new, tables, settings.rate) if settings.batches_per_step else new)
-            tables, counts = model.tables(numerics=numerics).detach(), None
-        yield -log_prob / (number * settings.batch_size * settings.window)
+        rows = range(first * settings.batch_size, (first + 1) * settings.batch_size)
+        part, part_log_prob = total_counts(tables, [(rows, batch)])
+        self._counts = part if self._counts is None else self._counts + part
+        self._log_prob += part_log_prob
+        self.step += 1
+        if (first + 1) % (settings.batches_per_step or self.num_batches) == 0 or self.resumable():
+            new = maximized(self._counts, tables, settings.pseudocount)
+            _set_tables(self.model, mixed(new, tables, settings.rate) if settings.batches_per_step else new)
+            self._tables, self._counts = None, None
+
+    def loss(self) -> float:
+        """Of the pass so far."""
+        number = (self.step - 1) % self.num_batches + 1
+        loss = -self._log_prob / (number * self.settings.batch_size * self.settings.window)
+        if not math.isfinite(loss):
+            iteration = (self.step - 1) // self.num_batches + 1
+            raise DivergedError(f"Baum-Welch broke down in iteration {iteration}: the loss is {loss}")
+        return loss
+
+    def check_due(self) -> bool:
+        return self.resumable()
+
+    def finished(self) -> bool:
+        return self.step >= self.num_steps
+
+    def resumable(self) -> bool:
+        """Between two passes."""
+        return self.step % self.num_batches == 0
+
+    def evaluate(self) -> float:
+        scorer = HMMScorer(self.model.tables().detach()).quick()
+        perplexity = evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
+        self.best.offer(perplexity, self.model.state_dict())
+        return perplexity
+
+    def step_record(self, losses: Sequence[float]) -> dict[str, Any] | None:
+        """One a pass."""
+        if not self.resumable():
+            return None
+        perplexity = math.exp(losses[-1])
+        return {"kind": "step", "step": self.step, "tokens": self.tokens_seen, "perplexity": perplexity}
+
+    def extra_events(self) -> Sequence[Stopped]:
+        return ()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        self.loss()
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        iteration = self.step // self.num_batches
+        values = {"iteration": iteration, "best_perplexity": self.best.perplexity, "about": self.about}
+        return {**tensors, **self.best.state()}, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        if values["about"] != self.about:
+            raise ValueError("the run was begun with other settings or another text: resume it with the same ones")
+        self.model.load_state_dict(part_of(tensors, "model."))
+        self.best.restore(tensors, values["best_perplexity"], self.model.group_of_word.device)
+        self.step = values["iteration"] * self.num_batches
+
+    def save_best(self) -> None:
+        if self.out is not None and not self.best.is_saved:
+            save_model(self.out, self.model, self.corpus.tokenizer, self.about, self.best.weights)
+            self.best.is_saved = True
+
+    def finish(self, reason: Reason) -> None:
+        """Leaves the model with its best tables; a pass that was not finished does not count."""
+        self.step -= self.step % self.num_batches
+        self.save_best()
+        self.model.load_state_dict(self.best.weights)
+
+    def closing_event(self, stopped: Stopped) -> Stopped:
+        return stopped
 
 
 @torch.no_grad()

@@ -2,14 +2,14 @@
 p(x), or of p(x, z) where states z are given.
 
 All that a step reads and writes lies in buffers of fixed size and place, so that the same code runs eagerly or as a captured
-graph. Gradients and update are separate: several processes can reduce their gradients in between.
+graph. Gradients and update are separate: `reduce_gradients` stands in between.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 import torch
@@ -20,7 +20,7 @@ from vlhmm.capture import captured
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
-from vlhmm.models import Kept, Model, Window, held_and_others
+from vlhmm.models import Kept, Model, Window, split_frozen
 from vlhmm.ops.clipping import clip_gradients
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
@@ -42,14 +42,14 @@ class Step:
         device = model.group_of_word.device
         on_gpu = device.type == "cuda"
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        held, others = list[torch.nn.Parameter](), self.parameters
+        frozen, others = list[torch.nn.Parameter](), self.parameters
         if settings.freeze_embeddings > 0:
-            held, others = held_and_others(model, settings.frozen)
+            frozen, others = split_frozen(model, settings.frozen)
         # A captured update reads its rate from memory, that of each group from a place of its own.
         rates = [
             torch.tensor(settings.learning_rate, device=device) if on_gpu else settings.learning_rate for _ in range(2)
         ]
-        groups = [{"params": others, "lr": rates[0]}, {"params": held, "lr": rates[1]}]
+        groups = [{"params": others, "lr": rates[0]}, {"params": frozen, "lr": rates[1]}]
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=rates[0],
@@ -74,7 +74,7 @@ class Step:
         """Whether the last step can be captured in a graph: nothing of it waited for the device."""
         self.count = 0
         self._states: Tensor | None = None
-        """Given ones, while steps climb p(x, z): that of the last window's last token, then those of this window."""
+        """Given ones, while steps maximize p(x, z): that of the last window's last token, then those of this window."""
         self._kept: Tensor | None
         self._belief: Belief
         self._graphs: _Graphs | None = None
@@ -121,10 +121,8 @@ class Step:
     ) -> None:
         """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief;
         `frozen`: the embeddings of `settings.frozen` stay as they are; `label`: gives every token (B, T) its state, and the
-        step climbs log p(x, z) instead of log p(x)."""
-        # From memory that can be swapped out the copy would wait for the step before.
-        in_reach = tokens.pin_memory() if self._tokens.is_cuda and not tokens.is_cuda else tokens
-        self._tokens.copy_(in_reach, non_blocking=True)
+        step maximizes log p(x, z) instead of log p(x)."""
+        self._tokens.copy_(pinned(tokens, self._tokens.device), non_blocking=True)
         if (label is None) != (self._states is None):
             self._change_objective()
         if label is not None and self._states is not None:
@@ -150,6 +148,7 @@ class Step:
     def run_eagerly(self, fresh: bool) -> None:
         with self.products():
             self.make_gradients(fresh)
+            self.reduce_gradients()
             self.update()
 
     def products(self) -> AbstractContextManager[None]:
@@ -165,7 +164,7 @@ class Step:
     def make_gradients(self, fresh: bool) -> None:
         """The gradient of minus log p(window | what came before) per token, into the parameters' `grad`."""
         if self._states is not None:
-            self._climb(self._joint_log_probs(fresh, self._states))
+            self._backward(self._joint_log_probs(fresh, self._states))
             # What p(x) goes on from: the last token, and nothing known of its state, which dropout may have left out.
             self._belief.token.copy_(self._tokens[:, -1])
             self._belief.log_probs.fill_(-math.log(self._belief.log_probs.shape[1]))
@@ -186,7 +185,7 @@ class Step:
         belief = None if fresh else self._belief
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
-        self._climb(scored.token_log_probs)
+        self._backward(scored.token_log_probs)
         self._belief.token.copy_(scored.belief.token)
         self._belief.log_probs.copy_(scored.belief.log_probs.detach())
 
@@ -199,7 +198,7 @@ class Step:
         tokens = torch.cat([self._belief.token[:, None], self._tokens], dim=1)
         return path_log_probs(tables, Batch(tokens, self._lengths + 1), states, first_given=True)[:, 1:]
 
-    def _climb(self, token_log_probs: Float[Tensor, "B T"]) -> None:
+    def _backward(self, token_log_probs: Float[Tensor, "B T"]) -> None:
         # A gradient that is not added to another needs neither zeros before nor a sum after.
         self.optimizer.zero_grad(set_to_none=True)
         # Not from the loss: that would be made of these numbers, and taken apart again.
@@ -210,6 +209,10 @@ class Step:
             parameter.grad = zeros.view_as(parameter)
         self.token_log_probs.copy_(token_log_probs.detach())
         torch.sum(self.token_log_probs, dim=(0, 1), out=self.loss).div_(-self._tokens.numel())
+
+    def reduce_gradients(self) -> None:
+        """Between `make_gradients` and `update`, eagerly and between the two graphs alike."""
+        reduce_gradients(self.parameters)
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
@@ -272,6 +275,19 @@ class Step:
         restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
 
 
+def reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """The mean of every `grad` over all processes, in place; nothing to do, as training has one process.
+
+    The place where several would meet: gradients are complete, and neither clipped nor used yet. Each process reads windows of
+    its own; seeds, and so the kept states, are equal.
+    """
+
+
+def pinned(tokens: Int[Tensor, "B T"], device: torch.device) -> Int[Tensor, "B T"]:
+    """Page-locked for a GPU: the copy of pageable memory would wait for the step before."""
+    return tokens.pin_memory() if device.type == "cuda" and not tokens.is_cuda else tokens
+
+
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Puts back `<parameter>.<name>` of its state; the rates stay, in the tensors that a graph may read."""
     state = optimizer.state_dict()
@@ -312,8 +328,10 @@ class _Graphs:
         # An eager step has made gradients elsewhere.
         for parameter, grad in zip(step.parameters, self._grads, strict=True):
             parameter.grad = grad
-        for graph in self._graphs:
-            graph.replay()
+        gradients, update = self._graphs
+        gradients.replay()
+        step.reduce_gradients()
+        update.replay()
 
     def _captured(self, step: Step) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
         with step.products():

@@ -1,4 +1,4 @@
-"""Gradient ascent on the exact marginal likelihood: the loop, from top to bottom."""
+"""The one training loop, `fit`: a generator of events. What is trained, and how, is a `Task`."""
 
 from __future__ import annotations
 
@@ -6,53 +6,32 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from vlhmm._version import __version__
-from vlhmm.data import Corpus
-from vlhmm.data.windows import Epoch
-from vlhmm.evaluate import HMMScorer, evaluate
-from vlhmm.inference.errors import raise_impossible
-from vlhmm.models import Model
-from vlhmm.precision import float32_products
-from vlhmm.settings import settings_from
-from vlhmm.training.checkpoint import save_model
-from vlhmm.training.joint_phase import JointPhase, joint_steps
 from vlhmm.training.run_folder import RunFolder
-from vlhmm.training.schedule import Plateau, planned_factor
-from vlhmm.training.settings import TrainSettings
-from vlhmm.training.step import Step, part_of
+from vlhmm.training.step import part_of
 
+VALID_STREAMS = 32
+"""Checks during training score the validation text in so many warm-started streams, unless windows are independent."""
+SAVE_SECONDS = 60.0
+"""The state is saved at checks, and at least this often between two."""
+LONG_SAVE, SAVING_SHARE = 3.0, 0.05
+"""Saves that take more seconds than that take at most this part of the time, however many checks there are: those of gigabytes."""
+LOG_STEPS = 20
+"""Steps that one line of the log sums up."""
 
-class DivergedError(RuntimeError):
-    """Training has broken down; the last good checkpoint is kept."""
-
-    def __init__(self, what: str, kept_in: Path | None = None) -> None:
-        kept = "" if kept_in is None else f"; the last good checkpoint in {kept_in} is kept"
-        super().__init__(what + kept)
-        self.what = what
-        """The same without the place of the checkpoint, which concerns this machine alone."""
-
-
-def hopeless_loss(num_words: int) -> float:
-    """Nats per token far worse than knowing nothing: more steps would only make numbers overflow."""
-    return 3 * math.log(num_words) + 10
-
-
-def require_hope(loss: float, num_words: int, step: int, num_steps: int) -> None:
-    limit = hopeless_loss(num_words)
-    if not loss <= limit:
-        raise DivergedError(
-            f"training diverged at step {step} of {num_steps}: the loss is {loss:.4g} nats per token, the limit "
-            f"{limit:.4g}: try a smaller learning_rate"
-        )
+Reason = Literal["finished", "time", "interrupted"]
+Closing = TypeVar("Closing")
+OwnEvent = TypeVar("OwnEvent")
+OwnEvent_co = TypeVar("OwnEvent_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -91,7 +70,7 @@ class Stopped:
         'time'
     """
 
-    reason: Literal["finished", "time", "interrupted"]
+    reason: Reason
     """finished: all steps were made; time: `max_seconds` was reached; interrupted: SIGINT or SIGTERM."""
     step: int
     """Steps that were made, those before a resume included."""
@@ -105,367 +84,269 @@ class Stopped:
 
 Event = StepEvent | CheckEvent | Stopped
 
-VALID_STREAMS = 32
-"""Checks during training score the validation text in so many warm-started streams, unless windows are independent."""
-SAVE_SECONDS = 60.0
-"""The state is saved at every check, and at least this often between two."""
-LONG_SAVE, SAVING_SHARE = 3.0, 0.05
-"""Saves that take more seconds than that take at most this part of the time, however many checks there are: those of gigabytes."""
-LOG_STEPS = 20
-"""Steps that one line of the log sums up."""
 
+@runtime_checkable
+class Task(Protocol[OwnEvent_co]):
+    """One kind of training: everything that changes during it, how a step changes it, and how it is saved.
 
-def train(
-    model: Model,
-    corpus: Corpus,
-    settings: TrainSettings | None = None,
-    *,
-    joint: JointPhase | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    max_seconds: float | None = None,
-    **changes: Any,
-) -> Stopped:
-    r"""Train `model` by gradient ascent on log p(x), in place.
-
-    The model is trained on its own device and keeps the weights that were best on the validation text. With `out`, the run can be
-    stopped at any time and resumed; on a CPU the resumed run gives bit-identical weights. `training` of the module
-    `vlhmm.train` is the same loop as a generator of events, for a progress display.
-
-    Args:
-        model: The model, over the vocabulary of the corpus.
-        corpus: Training and validation text.
-        settings: The settings; None: the defaults of `TrainSettings`.
-        joint: A first phase that maximises log p(x, z) with given states z; None: none.
-        out: Folder for the model, the training state and the log; `vlhmm.load` reads it. None: nothing is written.
-        resume: Continue the run in `out`.
-        max_seconds: Stop after that time; None: no limit.
-        **changes: Settings by name, in place of those of `settings`.
-
-    Returns:
-        Why and where training stopped, and the best validation perplexity.
-
-    Raises:
-        ValueError: A setting is unknown or out of range, the corpus has another vocabulary than the model, or `out` already holds a model.
-        DivergedError: The loss is NaN or far above that of a uniform model. The last good checkpoint is kept.
-
-    Example:
-        >>> from pathlib import Path
-        >>> who, what, where = ["cat", "cat", "dog"], ["bird", "bird", "fish"], ["", "", " in the garden"]
-        >>> verbs = ["sees", "sees", "hears"]
-        >>> lines = [f"the {a} {v} a {b}{place}" for a in who for v in verbs for b in what for place in where]
-        >>> _ = Path("animals.txt").write_text("\n".join(8 * lines))
-        >>> corpus = vlhmm.load_corpus("animals.txt")
-        >>> tokenizer = corpus.tokenizer
-        >>> blocks = vlhmm.brown_clusters(corpus.train, 6, vocab_size=tokenizer.vocab_size)
-        >>> model = vlhmm.neural_hmm(blocks, states_per_block=8, dim=16, eos_id=tokenizer.eos_id, reset="eos")
-        >>> settings = vlhmm.TrainSettings(epochs=5, batch_size=8, learning_rate=0.02, state_dropout=0.0)
-        >>> result = vlhmm.train(model, corpus, settings, out="demo-model")
-        >>> result.reason, round(result.best_perplexity, 1)
-        ('finished', 1.4)
+    Its own events are the closing one and whatever else it has to tell.
     """
-    settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
-    return run_to_end(training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds))
+
+    @property
+    def out(self) -> Path | None:
+        """The run folder; None: nothing is written."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Steps made so far."""
+        ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def tokens_seen(self) -> int: ...
+
+    @property
+    def joint(self) -> bool:
+        """The last step's loss is that of p(x, z)."""
+        ...
+
+    @property
+    def best_perplexity(self) -> float:
+        """Of all evaluations so far; infinite before the first."""
+        ...
+
+    @property
+    def loss_steps(self) -> int:
+        """Steps between two readings of the loss."""
+        ...
+
+    @property
+    def check_times(self) -> Sequence[str]:
+        """What a check's line in the log says of time: "seconds" of training so far, "check_seconds"."""
+        ...
+
+    def batches(self) -> Iterator[Tensor]:
+        """Tokens of the steps to come, from the present one on: a function of seed, epoch and step. None, once finished."""
+        ...
+
+    def make_step(self, tokens: Tensor) -> None:
+        """Gradients of a batch, `step.reduce_gradients`, update; whatever else a kind does with a batch."""
+        ...
+
+    def loss(self) -> float:
+        """Of the last step, in nats per token; waits for a GPU. Raises `DivergedError`."""
+        ...
+
+    def check_due(self) -> bool:
+        """The validation text is to be scored after the last step."""
+        ...
+
+    def finished(self) -> bool:
+        """By the plan: no step is left, or the ones that are left would change nothing."""
+        ...
+
+    def resumable(self) -> bool:
+        """Training can go on from the present state; if not, only from an earlier one."""
+        ...
+
+    def evaluate(self) -> float:
+        """Validation perplexity, if the weights are sound (else raises `DivergedError`); the best are kept, the schedule moves on."""
+        ...
+
+    def step_record(self, losses: Sequence[float]) -> dict[str, Any] | None:
+        """A line for the log about the steps since the last one; None: no line."""
+        ...
+
+    def extra_events(self) -> Iterable[OwnEvent_co]:
+        """What else there is to tell before the first step, and after every one."""
+        ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All of it as named tensors and JSON values, if it is sound (else raises `DivergedError`).
+
+        The values say what the training is about: `restore` refuses another."""
+        ...
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Goes on exactly from what `state` gave."""
+        ...
+
+    def save_best(self) -> None:
+        """Leaves the best weights so far in `out` as a model folder, if this kind has one."""
+        ...
+
+    def finish(self, reason: Reason) -> None:
+        """Leaves the model as training ends: with its best weights, saved."""
+        ...
+
+    def closing_event(self, stopped: Stopped) -> OwnEvent_co: ...
 
 
-def run_to_end(events: Iterator[Any]) -> Stopped:
-    """The last event of a training that nobody watches."""
-    for event in events:
-        if isinstance(event, Stopped):
-            return event
-    raise AssertionError("training always ends with Stopped")
-
-
-def training(
-    model: Model,
-    corpus: Corpus,
-    settings: TrainSettings,
+def fit(
+    task: Task[OwnEvent],
     *,
-    joint: JointPhase | None = None,
-    out: str | Path | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
     save_at_end: bool = True,
-) -> Iterator[Event]:
-    """The training loop, an event at a time; the last one is `Stopped`.
+) -> Iterator[StepEvent | CheckEvent | OwnEvent]:
+    """Trains, an event at a time; the last one is the task's closing event.
 
-    `joint`: what comes before p(x). `save_seconds`: checks that come sooner after the last save do not save, which takes
-    long for large models; nor does the end without `save_at_end`, where nobody will read it.
+    `save_seconds`: checks that come sooner after the last save do not save; nor does the end without `save_at_end`. With
+    `max_seconds`, SIGINT or SIGTERM training stops after a step, and goes on from there with `resume`.
     """
-    if corpus.tokenizer.vocab_size != model.support.num_words:
-        raise ValueError(
-            f"the corpus has {corpus.tokenizer.vocab_size} words, but the model has {model.support.num_words}: build the model on this corpus"
-        )
-    if resume and out is None:
+    if resume and task.out is None:
         raise ValueError("resume needs the folder to resume from: give out=")
     begun = time.monotonic()
+    reason: Reason = "finished"
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
+        folder = stack.enter_context(RunFolder(task.out, resume)) if task.out is not None else None
         stop_asked = stack.enter_context(stop_signals())
-        run = _Run(model, corpus, settings, folder, joint)
-        if resume:
-            run.restore()
-        saved_at, save_took = time.monotonic(), 0.0
-        # A GPU works ahead of us; asking it for every step's loss would make it wait.
-        loss_steps = LOG_STEPS if run.device.type == "cuda" else 1
+        if folder is not None and resume and (saved := folder.load_state()) is not None:
+            task.restore(*saved)
+            folder.cut_log(task.step)
+        if task.step == 0:
+            yield from task.extra_events()
+        saves = _Saves(save_seconds)
         loss, losses = math.nan, list[float]()
+        for tokens in task.batches():
+            task.make_step(tokens)
+            check_due = task.check_due()
+            if task.step % task.loss_steps == 0 or task.step == 1 or check_due:
+                loss = task.loss()
+                losses.append(loss)
+            yield StepEvent(task.step, task.num_steps, loss, task.tokens_seen, task.joint)
 
-        while not run.finished():
-            epoch, first_window = divmod(run.step, run.steps_per_epoch)
-            for tokens in run.epoch(epoch).windows(first_window):
-                run.train_step(tokens)
-                check_due = run.check_due()
-                if run.step % loss_steps == 0 or run.step == 1 or check_due:
-                    loss = run.loss()
-                    losses.append(loss)
-                yield StepEvent(run.step, run.num_steps, loss, run.tokens_seen, run.last_was_joint)
+            # Before a check too: whoever compares the two finds both, however short the training is.
+            if task.step % LOG_STEPS == 0 or check_due:
+                if folder is not None and (record := task.step_record(losses)) is not None:
+                    folder.log(record)
+                losses.clear()
+            if check_due:
+                check, times = _checked(task, begun)
+                yield check
+                if folder is not None:
+                    folder.log({"kind": "check", **{name: times[name] for name in task.check_times}, **asdict(check)})
+            yield from task.extra_events()
 
-                # Before a check too: whoever compares the two finds both, however short the training is.
-                if run.step % LOG_STEPS == 0 or check_due:
-                    if folder is not None:
-                        folder.log(run.step_record(math.fsum(losses) / len(losses)))
-                    losses.clear()
-                if check_due:
-                    check_begun = time.monotonic()
-                    check = run.check()
-                    now = time.monotonic()
-                    yield check
-                    if folder is not None:
-                        times = {"seconds": round(now - begun, 3), "check_seconds": round(now - check_begun, 3)}
-                        folder.log({"kind": "check", **times, **asdict(check)})
-                out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
-                stopping = out_of_time or stop_asked.is_set()
-                now = time.monotonic()
-                pause = save_took / SAVING_SHARE if save_took > LONG_SAVE else 0.0
-                save_due = now - saved_at >= max(save_seconds if check_due else SAVE_SECONDS, pause)
-                if run.finished():
-                    if save_at_end:
-                        run.save()
-                    break
-                if stopping or save_due:
-                    run.save()
-                    saved_at = time.monotonic()
-                    save_took = saved_at - now
-                if stopping:
-                    run.finish()
-                    reason: Literal["time", "interrupted"] = "interrupted" if stop_asked.is_set() else "time"
-                    yield Stopped(reason, run.step, run.num_steps, run.best_perplexity, time.monotonic() - begun)
-                    return
-        run.finish()
-        yield Stopped("finished", run.step, run.num_steps, run.best_perplexity, time.monotonic() - begun)
+            if task.finished():
+                if save_at_end:
+                    saves.save(task, folder)
+                break
+            interrupted = stop_asked.is_set()
+            out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
+            # The time limit waits for a state to resume from; a signal does not.
+            stopping = interrupted or (out_of_time and task.resumable())
+            if task.resumable() and (stopping or saves.due(check_due)):
+                saves.save(task, folder)
+            if stopping:
+                reason = "interrupted" if interrupted else "time"
+                break
+        task.finish(reason)
+        seconds = time.monotonic() - begun
+        yield task.closing_event(Stopped(reason, task.step, task.num_steps, task.best_perplexity, seconds))
 
 
-class _Run:
-    """Everything that changes during training, how one step changes it, and how it is saved."""
+def _checked(task: Task[Any], begun: float) -> tuple[CheckEvent, dict[str, float]]:
+    """The validation text is scored; how long training has taken so far, and this alone."""
+    check_begun, best = time.monotonic(), task.best_perplexity
+    perplexity = task.evaluate()
+    check = CheckEvent(
+        task.step, task.num_steps, task.tokens_seen, perplexity, task.best_perplexity, improved=perplexity < best
+    )
+    now = time.monotonic()
+    return check, {"seconds": round(now - begun, 3), "check_seconds": round(now - check_begun, 3)}
 
-    def __init__(
-        self,
-        model: Model,
-        corpus: Corpus,
-        settings: TrainSettings,
-        folder: RunFolder | None,
-        joint: JointPhase | None = None,
-    ) -> None:
-        self.model, self.corpus, self.settings, self.folder, self.joint = model, corpus, settings, folder, joint
-        self.device = model.group_of_word.device
-        first = self.epoch(0)
-        first.check()
-        self.steps_per_epoch = first.num_windows
-        self.num_steps = settings.epochs * self.steps_per_epoch
-        self.joint_steps = 0 if joint is None else joint_steps(joint.tokens, settings, self.num_steps)
-        self.check_steps = {
-            max(1, round(check * self.steps_per_epoch / settings.checks_per_epoch))
-            for check in range(1, settings.checks_per_epoch + 1)
-        }
-        self.about = {
-            "vlhmm": __version__,
-            "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
-            "train": asdict(settings),
-        }
-        if joint is not None:
-            self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}
-        self.stepper = Step(model, settings)
-        self.step = 0
-        self.plateau = Plateau(settings.patience, settings.decay)
-        self.first_loss: float | None = None
-        """Of this sitting."""
-        self.best_perplexity = math.inf
-        self.best_is_saved = True
-        self.best_state = {name: value.detach().clone() for name, value in self.stepper.averaged.state_dict().items()}
 
-    def finished(self) -> bool:
-        """All steps are made, or the rate is so low that more of them change nothing."""
-        rate = self.settings.learning_rate * self.plateau.factor
-        return self.step >= self.num_steps or rate < self.settings.min_rate
+def save_run(task: Task[Any], folder: RunFolder) -> None:
+    """Everything to go on from."""
+    # First: the best weights were sound when they were checked, whatever has become of the present ones.
+    task.save_best()
+    folder.save_state(*task.state())
 
-    @property
-    def tokens_seen(self) -> int:
-        return self.step * self.settings.batch_size * self.settings.window
 
-    def epoch(self, number: int) -> Epoch:
-        settings = self.settings
-        return Epoch(self.corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, number)
+class _Saves:
+    """When the state is saved between the first step and the last."""
 
-    def learning_rate(self) -> float:
-        settings = self.settings
-        factor = planned_factor(settings.schedule, self.step, self.num_steps, settings.warmup, settings.final_rate)
-        return settings.learning_rate * factor * self.plateau.factor
+    def __init__(self, save_seconds: float) -> None:
+        self._save_seconds = save_seconds
+        self._at, self._took = time.monotonic(), 0.0
 
-    def train_step(self, tokens: Tensor) -> None:
-        """One step up the gradient of log p(window | what came before it), or of log p(window, its states)."""
-        epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
-        if within_epoch == 0:
-            self.stepper.set_dropout(self.settings.dropout_in(epoch))
-        fresh = self.settings.windows == "independent" or within_epoch == 0
-        frozen = self.step < self.settings.freeze_embeddings * self.num_steps
-        label = self.joint.label if self.joint is not None and self.step < self.joint_steps else None
-        self.stepper(tokens, self.learning_rate(), fresh, frozen=frozen, label=label)
-        self.step += 1
+    def due(self, check_due: bool) -> bool:
+        pause = self._took / SAVING_SHARE if self._took > LONG_SAVE else 0.0
+        return time.monotonic() - self._at >= max(self._save_seconds if check_due else SAVE_SECONDS, pause)
 
-    @property
-    def last_was_joint(self) -> bool:
-        return 0 < self.step <= self.joint_steps
+    def save(self, task: Task[Any], folder: RunFolder | None) -> None:
+        begun = time.monotonic()
+        if folder is not None:
+            save_run(task, folder)
+        self._at = time.monotonic()
+        self._took = self._at - begun
 
-    def loss(self) -> float:
-        """Of the last step, in nats per token; raises if training has broken down. Waits for a GPU to finish."""
-        if self.joint is not None and self.last_was_joint:
-            self.joint.label.require_sound()
-        loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
-        if loss == math.inf:
-            rows = torch.arange(self.settings.batch_size, device=self.device)
-            raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
-        # Wide random embeddings may begin worse than that.
-        if self.first_loss is None:
-            self.first_loss = loss
-        limit = hopeless_loss(self.model.support.num_words)
-        if self.last_was_joint:
-            limit += math.log(self.model.support.num_states)
-        limit = max(limit, self.first_loss + 10)
-        if not loss <= limit:
-            raise self._diverged(f"the loss is {loss:.4g} nats per token, the limit {limit:.4g}")
-        if not math.isfinite(norm):
-            raise self._diverged(f"the gradient's norm is {norm}")
-        return loss
 
-    def require_sound(self) -> None:
-        """Raises unless the last loss and all weights are numbers: what is checked or saved must be good."""
-        self.loss()
-        for name, parameter in self.model.named_parameters():
-            if not bool(parameter.isfinite().all()):
-                raise self._diverged(f"{name} is no longer finite")
+class Best:
+    """The weights of the lowest validation perplexity so far, the first ones until there is any."""
 
-    def _diverged(self, symptom: str) -> DivergedError:
-        return DivergedError(
-            f"training diverged at step {self.step} of {self.num_steps}: {symptom}: try a smaller learning_rate",
-            self.folder.path if self.folder else None,
-        )
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.perplexity = math.inf
+        self.is_saved = True
+        """Nothing is new since the model folder was written."""
+        self.weights = _copied(weights)
 
-    def step_record(self, mean_loss: float) -> dict[str, Any]:
-        return {
-            "kind": "step",
-            "step": self.step,
-            "tokens": self.tokens_seen,
-            "perplexity": math.exp(mean_loss),
-            "learning_rate": self.learning_rate(),
-            **({"objective": "p(x, z)"} if self.last_was_joint else {}),
-        }
+    def offer(self, perplexity: float, weights: Mapping[str, Tensor]) -> None:
+        """Keeps a copy if they are better."""
+        if perplexity < self.perplexity:
+            self.perplexity, self.weights, self.is_saved = perplexity, _copied(weights), False
 
-    def check_due(self) -> bool:
-        within_epoch = (self.step - 1) % self.steps_per_epoch + 1
-        return within_epoch in self.check_steps
+    def state(self) -> dict[str, Tensor]:
+        return {f"best.{name}": value for name, value in self.weights.items()}
 
-    @torch.no_grad()
-    def check(self) -> CheckEvent:
-        """Scores the validation text, and keeps the weights if they are the best so far."""
-        self.require_sound()
-        with float32_products("highest", self.stepper.loss.device):
-            scorer = HMMScorer(self.stepper.averaged.tables().detach()).quick()
-        perplexity = self._perplexity(scorer)
-        improved = perplexity < self.best_perplexity
-        if improved:
-            self.best_perplexity = perplexity
-            self.best_state = {
-                name: value.detach().clone() for name, value in self.stepper.averaged.state_dict().items()
-            }
-            self.best_is_saved = False
-        if self.settings.schedule == "plateau":
-            self.plateau = self.plateau.after(math.log(perplexity))
-        return CheckEvent(self.step, self.num_steps, self.tokens_seen, perplexity, self.best_perplexity, improved)
+    def restore(self, tensors: dict[str, Tensor], perplexity: float, device: torch.device) -> None:
+        self.perplexity = perplexity
+        self.weights = {name: value.to(device) for name, value in part_of(tensors, "best.").items()}
 
-    def _perplexity(self, scorer: HMMScorer) -> float:
-        """Of the validation text, read as the training text is."""
-        if self.settings.windows == "independent":
-            return evaluate(scorer, self.corpus.valid, independent=self.settings.window).perplexity
-        return evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
 
-    def finish(self) -> None:
-        """Leaves the model with its best weights; a run stopped before its first check makes one."""
-        if math.isinf(self.best_perplexity):
-            self.check()
-            self._save_best()
-        self.model.load_state_dict(self.best_state)
+def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in weights.items()}
 
-    def save(self) -> None:
-        if self.folder is None:
-            return
-        # First: the best weights were sound when they were checked, whatever has become of the present ones.
-        self._save_best()
-        self.require_sound()
-        tensors = self.stepper.state()
-        for name, value in self.best_state.items():
-            tensors[f"best.{name}"] = value
-        values = {
-            "step": self.step,
-            "plateau": asdict(self.plateau),
-            "best_perplexity": self.best_perplexity,
-            "about": self.about,
-        }
-        self.folder.save_state(tensors, values)
 
-    def _save_best(self) -> None:
-        if self.folder is not None and not self.best_is_saved:
-            save_model(self.folder.path, self.model, self.corpus.tokenizer, self.about, self.best_state)
-            self.best_is_saved = True
+class DivergedError(RuntimeError):
+    """Training has broken down; the last good checkpoint is kept."""
 
-    def restore(self) -> None:
-        """Goes on exactly where `save` left off."""
-        assert self.folder is not None
-        saved = self.folder.load_state()
-        if saved is None:
-            return
-        tensors, values = saved
-        self._check_same_run(values["about"], values["step"])
-        self.step = values["step"]
-        self.plateau = replace(self.plateau, **values["plateau"])
-        self.best_perplexity = values["best_perplexity"]
-        last_epoch = (self.step - 1) // self.steps_per_epoch
-        self.stepper.restore(tensors, self.step, self.settings.dropout_in(last_epoch))
-        self.best_state = {name: value.to(self.device) for name, value in part_of(tensors, "best.").items()}
-        self.folder.cut_log(self.step)
+    def __init__(self, what: str, kept_in: Path | None = None) -> None:
+        kept = "" if kept_in is None else f"; the last good checkpoint in {kept_in} is kept"
+        super().__init__(what + kept)
+        self.what = what
+        """The same without the place of the checkpoint, which concerns this machine alone."""
 
-    def _check_same_run(self, about: dict[str, Any], step: int) -> None:
-        """Refuses to go on with other settings or another text."""
-        if about["corpus"]["hash"] != self.corpus.hash:
-            raise ValueError(
-                f"the run was begun on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "
-                f"{self.corpus.name} ({self.corpus.short_hash}): resume it with the same text"
-            )
-        before, now = about["train"], asdict(self.settings)
-        changed = [f"{name} = {before.get(name)!r}, not {now[name]!r}" for name in now if before.get(name) != now[name]]
-        if changed:
-            raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings")
-        given = about.get("joint")
-        if self.joint is None and given is not None and step >= given["steps"]:
-            # All that is left is p(x), which asks for no states.
-            self.about["joint"] = given
-        if given != self.about.get("joint"):
-            raise ValueError("the run was begun with other given states, or without them: resume it with the same ones")
+
+def diverged(symptom: str, step: int, num_steps: int, kept_in: Path | None = None) -> DivergedError:
+    what = f"training diverged at step {step} of {num_steps}: {symptom}: try a smaller learning_rate"
+    return DivergedError(what, kept_in)
+
+
+def divergence_threshold(num_words: int) -> float:
+    """Nats per token far worse than knowing nothing: more steps would only make numbers overflow."""
+    return 3 * math.log(num_words) + 10
+
+
+def check_divergence(loss: float, limit: float, step: int, num_steps: int, kept_in: Path | None = None) -> None:
+    """Raises if the loss is above the limit or no number."""
+    if not loss <= limit:
+        raise diverged(f"the loss is {loss:.4g} nats per token, the limit {limit:.4g}", step, num_steps, kept_in)
+
+
+def loss_interval(device: torch.device) -> int:
+    """Steps between two readings of the loss: each of them waits for a GPU to finish its work."""
+    return LOG_STEPS if device.type == "cuda" else 1
 
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and a polite kill ask the loop to stop after its step; a second Ctrl-C ends it at once."""
+    """SIGINT and SIGTERM ask the loop to stop after its step; a second one ends it at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -482,3 +363,27 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def relay(events: Iterable[Any], closing: type[Closing]) -> Generator[Any, None, Closing]:
+    """`last = yield from relay(events, Stopped)`: passes the events on, and returns the closing one."""
+    last: Closing | None = None
+    for event in events:
+        if isinstance(event, closing):
+            last = event
+        else:
+            yield event
+    assert last is not None, f"the last event is always {closing.__name__}"
+    return last
+
+
+def last_event(events: Iterable[object], closing: type[Closing]) -> Closing:
+    """The closing event of a training that nobody watches."""
+    (last,) = deque(events, maxlen=1)
+    assert isinstance(last, closing), f"the last event is always {closing.__name__}"
+    return last
+
+
+def run_to_end(events: Iterable[object]) -> Stopped:
+    """`last_event` of a training that ends with `Stopped`."""
+    return last_event(events, Stopped)

@@ -11,8 +11,9 @@ from vlhmm import Corpus, Model
 from vlhmm.distillation.decoder import Decoder, DecoderSettings, DecoderTraining, train_decoder
 from vlhmm.distillation.lvd import LVDPlan, LVDSettings, StateClusters, VectorTeacher, count_states
 from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.training.gradient import training
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import StepEvent, training
+from vlhmm.training.trainer import StepEvent
 
 LVD = LVDSettings(cluster_tokens=640, joint_tokens=512, iterations=8)
 TRAIN = TrainSettings(

@@ -35,12 +35,13 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.models import linear_hmm, scalar_hmm
 from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.gradient import train
 from vlhmm.training.joint_phase import JointPhase
 from vlhmm.training.run_folder import STATE, read_log
 from vlhmm.training.schedule import planned_factor
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.step import Step
-from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped, run_to_end, train
+from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped, run_to_end
 
 
 @pytest.fixture(scope="module")

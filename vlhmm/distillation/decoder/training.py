@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -21,10 +19,21 @@ from vlhmm.data.windows import Epoch
 from vlhmm.distillation.decoder.folder import load_weights, save_decoder, weights_of
 from vlhmm.distillation.decoder.model import Decoder, decoder_perplexity
 from vlhmm.distillation.decoder.settings import DecoderSettings, DecoderTraining
-from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.schedule import planned_factor
-from vlhmm.training.step import EAGER_STEPS, part_of, restore_optimizer
-from vlhmm.training.trainer import LOG_STEPS, SAVE_SECONDS, CheckEvent, StepEvent, require_hope, stop_signals
+from vlhmm.training.step import EAGER_STEPS, part_of, pinned, reduce_gradients, restore_optimizer
+from vlhmm.training.trainer import (
+    SAVE_SECONDS,
+    CheckEvent,
+    Reason,
+    StepEvent,
+    Stopped,
+    Task,
+    check_divergence,
+    divergence_threshold,
+    fit,
+    last_event,
+    loss_interval,
+)
 
 VALID_TOKENS = 1 << 17
 """A check scores so many tokens of the validation text at most."""
@@ -47,7 +56,7 @@ class TrainedDecoder:
 
     decoder: Decoder
     tokens: int
-    reason: Literal["finished", "time", "interrupted"]
+    reason: Reason
     seconds: float
 
 
@@ -65,12 +74,10 @@ def train_decoder(
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A decoder trained on the corpus; whoever wants to watch iterates over `decoder_training` instead."""
-    for event in decoder_training(
+    events = decoder_training(
         corpus, settings, training, out=out, resume=resume, max_seconds=max_seconds, device=device
-    ):
-        if isinstance(event, TrainedDecoder):
-            return event.decoder
-    raise AssertionError("training always ends with TrainedDecoder")
+    )
+    return last_event(events, TrainedDecoder).decoder
 
 
 def decoder_training(
@@ -89,52 +96,22 @@ def decoder_training(
     `budgets`: numbers of tokens after which a snapshot is given, and with `out` saved; 0 is the untrained one. A run that was
     stopped or ran out of `max_seconds` goes on with `resume` to the same bits (on a CPU).
     """
-    if resume and out is None:
-        raise ValueError("resume needs the folder to resume from: give out=")
-    begun = time.monotonic()
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(Path(out), resume)) if out is not None else None
-        stop_asked = stack.enter_context(stop_signals())
-        run = _Run(corpus, settings or DecoderSettings(), training or DecoderTraining(), torch.device(device), folder)
-        snapshots = {run.training.steps_of(budget) for budget in budgets}
-        if resume:
-            run.restore()
-        if 0 in snapshots and run.step == 0:
-            yield run.snapshot()
-        saved_at = time.monotonic()
-        # A GPU works ahead of us; asking it for every step's loss would make it wait.
-        loss_steps = LOG_STEPS if run.decoder.device.type == "cuda" else 1
-        loss = math.nan
-        while run.step < run.num_steps:
-            epoch, first_window = divmod(run.step, run.steps_per_epoch)
-            for tokens in run.epoch(epoch).windows(first_window):
-                run.train_step(tokens)
-                if run.step % loss_steps == 0 or run.step == 1:
-                    loss = run.loss()
-                yield StepEvent(run.step, run.num_steps, loss, run.tokens_seen)
-                if run.step in run.check_steps:
-                    yield run.check()
-                if run.step in snapshots:
-                    yield run.snapshot()
-                out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
-                stopping = run.step < run.num_steps and (out_of_time or stop_asked.is_set())
-                if stopping or run.step == run.num_steps or time.monotonic() - saved_at > SAVE_SECONDS:
-                    run.save()
-                    saved_at = time.monotonic()
-                if stopping:
-                    reason: Literal["time", "interrupted"] = "interrupted" if stop_asked.is_set() else "time"
-                    yield TrainedDecoder(run.decoder, run.tokens_seen, reason, time.monotonic() - begun)
-                    return
-                if run.step == run.num_steps:
-                    break
-        run.decoder.name = run.name
-        if folder is not None:
-            save_decoder(folder.path, run.decoder, corpus.tokenizer)
-        yield TrainedDecoder(run.decoder, run.tokens_seen, "finished", time.monotonic() - begun)
+    task: Task[Snapshot | TrainedDecoder] = DecoderTask(
+        corpus,
+        settings or DecoderSettings(),
+        training or DecoderTraining(),
+        torch.device(device),
+        budgets,
+        None if out is None else Path(out),
+    )
+    yield from fit(task, resume=resume, max_seconds=max_seconds, save_seconds=SAVE_SECONDS)
 
 
-class _Run:
-    """Everything that changes during training, how one step changes it, and how it is saved."""
+class DecoderTask:
+    """A `Task`: a decoder and its optimizer. It ends with its last weights, not with the best ones."""
+
+    check_times = ()
+    joint = False
 
     def __init__(
         self,
@@ -142,13 +119,16 @@ class _Run:
         settings: DecoderSettings,
         training: DecoderTraining,
         device: torch.device,
-        folder: RunFolder | None,
+        budgets: tuple[int, ...] = (),
+        out: Path | None = None,
     ) -> None:
         if training.window > settings.longest:
             raise ValueError(f"a window has {training.window} tokens, but longest is {settings.longest}: raise that")
-        self.corpus, self.training, self.folder = corpus, training, folder
-        self.epoch(0).check()
-        self.steps_per_epoch = self.epoch(0).num_windows
+        self.corpus, self.training, self.out = corpus, training, out
+        self.loss_steps = loss_interval(device)
+        self.snapshots = {training.steps_of(budget) for budget in budgets}
+        self._epoch(0).check()
+        self.steps_per_epoch = self._epoch(0).num_windows
         self.num_steps = training.steps_of(training.tokens)
         self.check_steps = {
             max(1, round(check * self.num_steps / training.checks)) for check in range(1, training.checks + 1)
@@ -178,7 +158,7 @@ class _Run:
         self._graph: torch.cuda.CUDAGraph | None = None
         self.about = {"decoder": asdict(settings), "training": asdict(training), "corpus": corpus.hash}
 
-    def epoch(self, number: int) -> Epoch:
+    def _epoch(self, number: int) -> Epoch:
         training = self.training
         return Epoch(self.corpus.train, "independent", training.batch_size, training.window, training.seed, number)
 
@@ -190,7 +170,12 @@ class _Run:
     def name(self) -> str:
         return f"decoder of {self.tokens_seen:,} tokens"
 
-    def train_step(self, tokens: Int[Tensor, "B T"]) -> None:
+    def batches(self) -> Iterator[Tensor]:
+        while not self.finished():
+            epoch, first_window = divmod(self.step, self.steps_per_epoch)
+            yield from self._epoch(epoch).windows(first_window)
+
+    def make_step(self, tokens: Int[Tensor, "B T"]) -> None:
         training = self.training
         factor = planned_factor("cosine", self.step, self.num_steps, training.warmup, training.final_rate)
         if self._rate is not None:
@@ -198,73 +183,85 @@ class _Run:
         else:
             for group in self.optimizer.param_groups:
                 group["lr"] = training.learning_rate * factor
-        # From memory that can be swapped out the copy would wait for the step before.
-        self._tokens.copy_(tokens.pin_memory() if self._tokens.is_cuda else tokens, non_blocking=True)
+        self._tokens.copy_(pinned(tokens, self._tokens.device), non_blocking=True)
         if self._tokens.is_cuda and self.training.graphs and self._eager_left == 0:
-            self._graph = self._graph or captured(self._climb)
+            self._graph = self._graph or captured(self._step)
             self._graph.replay()
         else:
-            self._climb()
+            self._step()
             self._eager_left = max(0, self._eager_left - 1)
         self.step += 1
 
-    def _climb(self) -> None:
+    def _step(self) -> None:
         """All of a step in buffers of fixed place, so that on a GPU it is one CUDA graph."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.decoder.loss(self._tokens)
         loss.backward()
+        reduce_gradients(self.decoder.parameters())
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.training.clip)
         self.optimizer.step()
         self._last_loss.copy_(loss.detach())
 
     def loss(self) -> float:
-        """Of the last step; raises if training has broken down. Waits for a GPU to finish."""
         loss = float(self._last_loss)
-        require_hope(loss, self.decoder.num_words, self.step, self.num_steps)
+        check_divergence(loss, divergence_threshold(self.decoder.num_words), self.step, self.num_steps)
         return loss
 
-    def check(self) -> CheckEvent:
+    def check_due(self) -> bool:
+        return self.step in self.check_steps
+
+    def finished(self) -> bool:
+        return self.step >= self.num_steps
+
+    def resumable(self) -> bool:
+        return True
+
+    def evaluate(self) -> float:
         self.loss()
         perplexity = decoder_perplexity(self.decoder, self.corpus.valid, self.training.window, VALID_TOKENS)
-        improved = perplexity < self.best_perplexity
         self.best_perplexity = min(perplexity, self.best_perplexity)
-        check = CheckEvent(self.step, self.num_steps, self.tokens_seen, perplexity, self.best_perplexity, improved)
-        if self.folder is not None:
-            self.folder.log({"kind": "check", **asdict(check)})
-        return check
+        return perplexity
 
-    def snapshot(self) -> Snapshot:
+    def step_record(self, losses: Sequence[float]) -> None:
+        """The log tells of checks alone."""
+
+    def extra_events(self) -> Iterator[Snapshot]:
+        if self.step in self.snapshots:
+            yield self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
         decoder = copy.deepcopy(self.decoder).cpu().requires_grad_(False)
         decoder.name = self.name
-        if self.folder is None:
+        if self.out is None:
             return Snapshot(self.tokens_seen, decoder, None)
-        where = self.folder.path / f"tokens-{self.tokens_seen}"
+        where = self.out / f"tokens-{self.tokens_seen}"
         save_decoder(where, decoder, self.corpus.tokenizer)
         return Snapshot(self.tokens_seen, decoder, where)
 
-    def save(self) -> None:
-        if self.folder is None:
+    def save_best(self) -> None:
+        """The last weights are the ones to use: `finish` saves them."""
+
+    def finish(self, reason: Reason) -> None:
+        if reason != "finished":
             return
-        if self.step:
-            self.loss()
+        self.decoder.name = self.name
+        if self.out is not None:
+            save_decoder(self.out, self.decoder, self.corpus.tokenizer)
+
+    def closing_event(self, stopped: Stopped) -> TrainedDecoder:
+        return TrainedDecoder(self.decoder, self.tokens_seen, stopped.reason, stopped.seconds)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        self.loss()
         tensors = {f"decoder.{name}": value for name, value in weights_of(self.decoder).items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             for name, value in values.items():
                 tensors[f"optimizer.{index}.{name}"] = value
-        self.folder.save_state(
-            tensors, {"step": self.step, "best_perplexity": self.best_perplexity, "about": self.about}
-        )
+        return tensors, {"step": self.step, "best_perplexity": self.best_perplexity, "about": self.about}
 
-    def restore(self) -> None:
-        """Goes on exactly where `save` left off."""
-        saved = self.folder.load_state() if self.folder is not None else None
-        if saved is None:
-            return
-        tensors, values = saved
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         if values["about"] != self.about:
             raise ValueError("the run was begun with other settings or another text: resume it with the same ones")
         load_weights(self.decoder, part_of(tensors, "decoder."))
         restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
         self.step, self.best_perplexity = values["step"], values["best_perplexity"]
-        assert self.folder is not None
-        self.folder.cut_log(self.step)

@@ -30,6 +30,7 @@ from vlhmm.precision import float32_products
 from vlhmm.records import convert
 from vlhmm.support import Support
 from vlhmm.training.checkpoint import read_tensors, write_tensors
+from vlhmm.training.trainer import relay
 
 EAGER_BATCHES = 2
 """Batches labelled before a graph is captured: they load kernels."""
@@ -126,13 +127,7 @@ def find_states(
     """
     check_teacher(teacher, vectors, support.num_words, window)
     check_clustering(support, single_word, len(tokens) // window * (window - 1))
-    sample: VectorSample | None = None
-    for event in sample_vectors(teacher, tokens, vectors, window):
-        if isinstance(event, VectorSample):
-            sample = event
-        else:
-            yield event
-    assert sample is not None
+    sample = yield from relay(sample_vectors(teacher, tokens, vectors, window), VectorSample)
     yield from cluster_states(
         support, sample, clustering, single_word=single_word, generator=generator, device=teacher.device
     )

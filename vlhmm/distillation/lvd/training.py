@@ -25,10 +25,11 @@ from vlhmm.distillation.lvd.teachers import VectorTeacher
 from vlhmm.distillation.lvd.vectors import VectorsEvent, check_teacher
 from vlhmm.models import Model
 from vlhmm.support import Support
+from vlhmm.training.gradient import training
 from vlhmm.training.joint_phase import JointPhase, joint_steps
 from vlhmm.training.run_folder import STATE, RunFolder
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import Event, training
+from vlhmm.training.trainer import Event, relay
 
 CLUSTERS = "clusters.safetensors"
 """Where in a run folder the clusters lie."""
@@ -61,12 +62,8 @@ def lvd_training(
     plan = LVDPlan.of(model.support, corpus, teacher, lvd or LVDSettings(), settings)
     if plan.counted is not None:
         check_free(model)
-    for event in plan.clustering(clusters, None if out is None else Path(out), resume=resume):
-        if isinstance(event, StateClusters):
-            clusters = event
-        else:
-            yield event
-    assert clusters is not None
+    found = plan.clustering(clusters, None if out is None else Path(out), resume=resume)
+    clusters = yield from relay(found, StateClusters)
     label = plan.labeller(clusters)
     if plan.counted is not None and not (resume and out is not None and (Path(out) / STATE).exists()):
         yield from count_states(

@@ -41,6 +41,7 @@ def _by_torch(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B 
         factors.init_of,
         factors.tile_of,
         factors.lengths,
+        factors.same_ahead,
     )
     return token_log_probs, log_last
 
@@ -118,8 +119,9 @@ class _Recursion(torch.autograd.Function):
         init_of: Tensor,
         tile_of: Tensor,
         lengths: Tensor,
+        same_ahead: bool,
     ) -> tuple[Tensor, Tensor]:
-        factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
+        factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths, same_ahead)
         scaled_factors = scaled.scale(factors)
         run = scaled.forward(factors, scaled_factors)
         token_log_probs, log_last = run.token_log_probs, run.alpha[:, -1].log()
@@ -162,7 +164,8 @@ class _Recursion(torch.autograd.Function):
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if rows.numel():
             gradients = _with_rows(gradients, rows, factors, token_cotangent, last_cotangent)
-        return (*(one if needed else None for one, needed in zip(gradients, wanted, strict=True)), None, None, None)
+        needed = (one if needed else None for one, needed in zip(gradients, wanted, strict=True))
+        return (*needed, None, None, None, None)
 
 
 class _DenseRecursion(torch.autograd.Function):

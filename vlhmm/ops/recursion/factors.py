@@ -26,6 +26,8 @@ class Factors:
     """Any valid tile where the state begins anew."""
     log_emission: Float[Tensor, "B T K"]
     lengths: Int[Tensor, " B"]
+    same_ahead: bool = False
+    """All that may follow moves by these tiles too, so that what they outweigh may be missing from the last message."""
 
     @property
     def num_positions(self) -> int:
@@ -48,4 +50,5 @@ class Factors:
             self.tile_of[rows],
             self.log_emission[rows],
             self.lengths[rows],
+            self.same_ahead,
         )

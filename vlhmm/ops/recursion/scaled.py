@@ -16,7 +16,7 @@ Positions are taken one by one, so whatever has a (B, T, K) lies in memory with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -141,19 +141,82 @@ def _suspect(
     totals: Float[Tensor, "B T"],
     within: Bool[Tensor, "B T"],
 ) -> Bool[Tensor, " B"]:
-    """A step's total next to nothing; or a single message so, if the tiles have zeros.
+    """A step's total next to nothing; or a single message so, if that may matter.
 
-    Without zeros every state reaches every state, and each step brings back more than was lost.
+    What underflows at a step is at most the smallest number over the step's total, and the next step brings every state at
+    least the smallest move. Where that is not more by far, a state that is lost may be one that would have come back. So it may
+    be where the next step is unknown: in the last message, if other tiles than these may follow.
     """
+    info = torch.finfo(totals.dtype)
+    # Sums of products above this are as precise as any: what underflowed in them is beneath their rounding.
+    precise = info.tiny / info.eps
+    least_total = totals.masked_fill(~within, 1.0).amin(1).clamp(max=1.0)
     # A quarter of the exponents is left as a margin above the smallest number.
-    tiny = torch.finfo(totals.dtype).tiny ** 0.75
-    suspect: Tensor = ((totals < tiny) & within).any(1)
-    if scaled.tiles.numel() and bool(scaled.tiles.amin() == 0):
-        fading = ((alpha > 0) & (alpha < tiny)).any(2) & within
-        previous = factors.log_previous.exp()
-        vanished = (previous < tiny) & (factors.log_previous > -torch.inf)
-        suspect = suspect | fading.any(1) | vanished.any(1)
+    suspect: Tensor = least_total < info.tiny**0.75
+    if scaled.tiles.numel():
+        doubtful = least_total * _smallest_move(factors, scaled) < precise
+        if not factors.same_ahead:
+            last = (factors.lengths - 1)[:, None]
+            emits = factors.log_emission.gather(1, last[:, :, None].expand(-1, -1, alpha.shape[2]))[:, 0] > -torch.inf
+            doubtful = doubtful | (emits & (alpha[:, -1] * totals.gather(1, last) < precise)).any(1)
+        rows = (~suspect & doubtful).nonzero()[:, 0]
+        if rows.numel():
+            part = replace(scaled, emission=scaled.emission[rows], log_shift=scaled.log_shift[rows])
+            suspect[rows] = _lost(factors.sequences(rows), part, alpha[rows], totals[rows], precise)
     return suspect
+
+
+def _smallest_move(factors: Factors, scaled: Scaled) -> Float[Tensor, ""]:
+    """Into any state that can be entered at all."""
+    smallest = scaled.tiles.amin()
+    if bool(smallest > 0):
+        return smallest
+    entered = (factors.log_tiles > -torch.inf).any(1)
+    return scaled.tiles.amin(1).masked_fill(~entered, torch.inf).amin()
+
+
+def _lost(
+    factors: Factors, scaled: Scaled, alpha: Float[Tensor, "B T K"], totals: Float[Tensor, "B T"], precise: float
+) -> Bool[Tensor, " B"]:
+    """Whether some state is possible whose probability, before it is normalised, came out below `precise`."""
+
+    def least(values: Tensor, log_values: Tensor, dims: list[int]) -> Tensor:
+        return values.masked_fill(log_values == -torch.inf, torch.inf).amin(dims)
+
+    # Most often the smallest numbers that meet at a position say that nothing can be lost there.
+    previous = least(factors.log_previous.exp(), factors.log_previous, [1])
+    before = torch.cat([previous[:, None], alpha.masked_fill(alpha <= 0, torch.inf).amin(2)[:, :-1]], dim=1)
+    came = before * least(scaled.tiles, factors.log_tiles, [1, 2])[factors.tile_of]
+    if factors.log_inits.shape[0]:
+        begun = least(scaled.inits, factors.log_inits, [1])[factors.init_of.clamp(min=0)]
+        came = torch.where(factors.init_of >= 0, begun, came)
+    smallest = came * least(scaled.emission, factors.log_emission, [2])
+    lost = ~((smallest >= precise) | ~factors.within()).all(1)
+    rows = lost.nonzero()[:, 0]
+    if rows.numel():
+        lost[rows] = _possible_below(factors.sequences(rows), alpha[rows] * totals[rows, :, None], precise)
+    return lost
+
+
+def _possible_below(factors: Factors, joint: Float[Tensor, "B T K"], precise: float) -> Bool[Tensor, " B"]:
+    """The same, exactly: which states are possible follows from the zeros of the factors alone."""
+    open_tiles = (factors.log_tiles > -torch.inf).to(joint.dtype)
+    possible = factors.log_previous > -torch.inf
+    below = torch.zeros_like(possible[:, 0])
+    for t in range(factors.num_positions):
+        if open_tiles.shape[0] == 1:
+            reached = possible.to(joint.dtype) @ open_tiles[0] > 0
+        else:
+            own = open_tiles.index_select(0, factors.tile_of[:, t])
+            reached = torch.bmm(possible[:, None].to(joint.dtype), own)[:, 0] > 0
+        init_of = factors.init_of[:, t, None]
+        if factors.log_inits.shape[0]:
+            reached = torch.where(init_of >= 0, factors.log_inits[init_of[:, 0].clamp(min=0)] > -torch.inf, reached)
+        within = (t < factors.lengths)[:, None]
+        following = reached & (factors.log_emission[:, t] > -torch.inf)
+        below = below | (following & (joint[:, t] < precise) & within).any(1)
+        possible = torch.where(within, following, possible)
+    return below
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,311 @@
+"""Gradient ascent on the exact marginal likelihood of an HMM; before it, if asked, on p(x, z) with states given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlhmm._version import __version__
+from vlhmm.data import Corpus
+from vlhmm.data.windows import Epoch
+from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.inference.errors import raise_impossible
+from vlhmm.models import Model
+from vlhmm.precision import float32_products
+from vlhmm.settings import settings_from
+from vlhmm.training.checkpoint import save_model
+from vlhmm.training.joint_phase import JointPhase, joint_steps
+from vlhmm.training.schedule import Plateau, planned_factor
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.step import Step
+from vlhmm.training.trainer import (
+    VALID_STREAMS,
+    Best,
+    Event,
+    Reason,
+    Stopped,
+    check_divergence,
+    diverged,
+    divergence_threshold,
+    fit,
+    loss_interval,
+    run_to_end,
+)
+
+
+def train(
+    model: Model,
+    corpus: Corpus,
+    settings: TrainSettings | None = None,
+    *,
+    joint: JointPhase | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    max_seconds: float | None = None,
+    **changes: Any,
+) -> Stopped:
+    r"""Train `model` by gradient ascent on log p(x), in place.
+
+    The model is trained on its own device and keeps the weights that were best on the validation text. With `out`, the run can be
+    stopped at any time and resumed; on a CPU the resumed run gives bit-identical weights. `training` of
+    `vlhmm.training.gradient` is the same loop as a generator of events, for a progress display.
+
+    Args:
+        model: The model, over the vocabulary of the corpus.
+        corpus: Training and validation text.
+        settings: The settings; None: the defaults of `TrainSettings`.
+        joint: A first phase that maximises log p(x, z) with given states z; None: none.
+        out: Folder for the model, the training state and the log; `vlhmm.load` reads it. None: nothing is written.
+        resume: Continue the run in `out`.
+        max_seconds: Stop after that time; None: no limit.
+        **changes: Settings by name, in place of those of `settings`.
+
+    Returns:
+        Why and where training stopped, and the best validation perplexity.
+
+    Raises:
+        ValueError: A setting is unknown or out of range, the corpus has another vocabulary than the model, or `out` already holds a model.
+        DivergedError: The loss is NaN or far above that of a uniform model. The last good checkpoint is kept.
+
+    Example:
+        >>> from pathlib import Path
+        >>> who, what, where = ["cat", "cat", "dog"], ["bird", "bird", "fish"], ["", "", " in the garden"]
+        >>> verbs = ["sees", "sees", "hears"]
+        >>> lines = [f"the {a} {v} a {b}{place}" for a in who for v in verbs for b in what for place in where]
+        >>> _ = Path("animals.txt").write_text("\n".join(8 * lines))
+        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> tokenizer = corpus.tokenizer
+        >>> blocks = vlhmm.brown_clusters(corpus.train, 6, vocab_size=tokenizer.vocab_size)
+        >>> model = vlhmm.neural_hmm(blocks, states_per_block=8, dim=16, eos_id=tokenizer.eos_id, reset="eos")
+        >>> settings = vlhmm.TrainSettings(epochs=5, batch_size=8, learning_rate=0.02, state_dropout=0.0)
+        >>> result = vlhmm.train(model, corpus, settings, out="demo-model")
+        >>> result.reason, round(result.best_perplexity, 1)
+        ('finished', 1.4)
+    """
+    settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
+    return run_to_end(training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds))
+
+
+def training(
+    model: Model,
+    corpus: Corpus,
+    settings: TrainSettings,
+    *,
+    joint: JointPhase | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    max_seconds: float | None = None,
+    save_seconds: float = 0.0,
+    save_at_end: bool = True,
+) -> Iterator[Event]:
+    """The training of an HMM, an event at a time; the last one is `Stopped`.
+
+    `joint`: what comes before p(x). `save_seconds`: checks that come sooner after the last save do not save, which takes
+    long for large models; nor does the end without `save_at_end`, where nobody will read it.
+    """
+    task = GradientTask(model, corpus, settings, joint, None if out is None else Path(out))
+    yield from fit(task, resume=resume, max_seconds=max_seconds, save_seconds=save_seconds, save_at_end=save_at_end)
+
+
+class GradientTask:
+    """A `Task`: an HMM, its optimizer and its schedule."""
+
+    check_times = ("seconds", "check_seconds")
+
+    def __init__(
+        self,
+        model: Model,
+        corpus: Corpus,
+        settings: TrainSettings,
+        joint: JointPhase | None = None,
+        out: Path | None = None,
+    ) -> None:
+        if corpus.tokenizer.vocab_size != model.support.num_words:
+            raise ValueError(
+                f"the corpus has {corpus.tokenizer.vocab_size} words, but the model has {model.support.num_words}: build the model on this corpus"
+            )
+        self.model, self.corpus, self.settings, self.given, self.out = model, corpus, settings, joint, out
+        self.device = model.group_of_word.device
+        self.loss_steps = loss_interval(self.device)
+        first = self._epoch(0)
+        first.check()
+        self.steps_per_epoch = first.num_windows
+        self.num_steps = settings.epochs * self.steps_per_epoch
+        self.joint_steps = 0 if joint is None else joint_steps(joint.tokens, settings, self.num_steps)
+        self.check_steps = {
+            max(1, round(check * self.steps_per_epoch / settings.checks_per_epoch))
+            for check in range(1, settings.checks_per_epoch + 1)
+        }
+        self.about = {
+            "vlhmm": __version__,
+            "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
+            "train": asdict(settings),
+        }
+        if joint is not None:
+            self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}
+        self.stepper = Step(model, settings)
+        self.step = 0
+        self.plateau = Plateau(settings.patience, settings.decay)
+        self.first_loss: float | None = None
+        """Since resume."""
+        self.best = Best(self.stepper.averaged.state_dict())
+
+    def _epoch(self, number: int) -> Epoch:
+        settings = self.settings
+        return Epoch(self.corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, number)
+
+    @property
+    def tokens_seen(self) -> int:
+        return self.step * self.settings.batch_size * self.settings.window
+
+    @property
+    def joint(self) -> bool:
+        return 0 < self.step <= self.joint_steps
+
+    @property
+    def best_perplexity(self) -> float:
+        return self.best.perplexity
+
+    def learning_rate(self) -> float:
+        settings = self.settings
+        factor = planned_factor(settings.schedule, self.step, self.num_steps, settings.warmup, settings.final_rate)
+        return settings.learning_rate * factor * self.plateau.factor
+
+    def batches(self) -> Iterator[Tensor]:
+        while not self.finished():
+            epoch, first_window = divmod(self.step, self.steps_per_epoch)
+            yield from self._epoch(epoch).windows(first_window)
+
+    def make_step(self, tokens: Tensor) -> None:
+        """One step up the gradient of log p(window | what came before it), or of log p(window, its states)."""
+        epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
+        if within_epoch == 0:
+            self.stepper.set_dropout(self.settings.dropout_in(epoch))
+        fresh = self.settings.windows == "independent" or within_epoch == 0
+        frozen = self.step < self.settings.freeze_embeddings * self.num_steps
+        label = self.given.label if self.given is not None and self.step < self.joint_steps else None
+        self.stepper(tokens, self.learning_rate(), fresh, frozen=frozen, label=label)
+        self.step += 1
+
+    def finished(self) -> bool:
+        """All steps are made, or the rate is so low that more of them change nothing."""
+        rate = self.settings.learning_rate * self.plateau.factor
+        return self.step >= self.num_steps or rate < self.settings.min_rate
+
+    def resumable(self) -> bool:
+        return True
+
+    def loss(self) -> float:
+        if self.given is not None and self.joint:
+            self.given.label.require_sound()
+        loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
+        if loss == math.inf:
+            rows = torch.arange(self.settings.batch_size, device=self.device)
+            raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
+        # Wide random embeddings may begin worse than that.
+        if self.first_loss is None:
+            self.first_loss = loss
+        limit = divergence_threshold(self.model.support.num_words)
+        if self.joint:
+            limit += math.log(self.model.support.num_states)
+        check_divergence(loss, max(limit, self.first_loss + 10), self.step, self.num_steps, self.out)
+        if not math.isfinite(norm):
+            raise diverged(f"the gradient's norm is {norm}", self.step, self.num_steps, self.out)
+        return loss
+
+    def _require_sound(self) -> None:
+        """Raises unless the last loss and all weights are numbers: what is checked or saved must be good."""
+        self.loss()
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise diverged(f"{name} is no longer finite", self.step, self.num_steps, self.out)
+
+    def step_record(self, losses: Sequence[float]) -> dict[str, Any]:
+        return {
+            "kind": "step",
+            "step": self.step,
+            "tokens": self.tokens_seen,
+            "perplexity": math.exp(math.fsum(losses) / len(losses)),
+            "learning_rate": self.learning_rate(),
+            **({"objective": "p(x, z)"} if self.joint else {}),
+        }
+
+    def extra_events(self) -> Sequence[Stopped]:
+        return ()
+
+    def check_due(self) -> bool:
+        within_epoch = (self.step - 1) % self.steps_per_epoch + 1
+        return within_epoch in self.check_steps
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        self._require_sound()
+        with float32_products("highest", self.device):
+            scorer = HMMScorer(self.stepper.averaged.tables().detach()).quick()
+        perplexity = self._perplexity(scorer)
+        self.best.offer(perplexity, self.stepper.averaged.state_dict())
+        if self.settings.schedule == "plateau":
+            self.plateau = self.plateau.after(math.log(perplexity))
+        return perplexity
+
+    def _perplexity(self, scorer: HMMScorer) -> float:
+        """Of the validation text, read as the training text is."""
+        if self.settings.windows == "independent":
+            return evaluate(scorer, self.corpus.valid, independent=self.settings.window).perplexity
+        return evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
+
+    def finish(self, reason: Reason) -> None:
+        """Leaves the model with its best weights; a run stopped before its first check makes one."""
+        if math.isinf(self.best.perplexity):
+            self.evaluate()
+            self.save_best()
+        self.model.load_state_dict(self.best.weights)
+
+    def closing_event(self, stopped: Stopped) -> Stopped:
+        return stopped
+
+    def save_best(self) -> None:
+        if self.out is not None and not self.best.is_saved:
+            save_model(self.out, self.model, self.corpus.tokenizer, self.about, self.best.weights)
+            self.best.is_saved = True
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        self._require_sound()
+        return {**self.stepper.state(), **self.best.state()}, {
+            "step": self.step,
+            "plateau": asdict(self.plateau),
+            "best_perplexity": self.best.perplexity,
+            "about": self.about,
+        }
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        self._check_same_run(values["about"], values["step"])
+        self.step = values["step"]
+        self.plateau = replace(self.plateau, **values["plateau"])
+        last_epoch = (self.step - 1) // self.steps_per_epoch
+        self.stepper.restore(tensors, self.step, self.settings.dropout_in(last_epoch))
+        self.best.restore(tensors, values["best_perplexity"], self.device)
+
+    def _check_same_run(self, about: dict[str, Any], step: int) -> None:
+        """Refuses to go on with other settings or another text."""
+        if about["corpus"]["hash"] != self.corpus.hash:
+            raise ValueError(
+                f"the run was begun on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "
+                f"{self.corpus.name} ({self.corpus.short_hash}): resume it with the same text"
+            )
+        before, now = about["train"], asdict(self.settings)
+        changed = [f"{name} = {before.get(name)!r}, not {now[name]!r}" for name in now if before.get(name) != now[name]]
+        if changed:
+            raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings")
+        given = about.get("joint")
+        if self.given is None and given is not None and step >= given["steps"]:
+            # All that is left is p(x), which asks for no states.
+            self.about["joint"] = given
+        if given != self.about.get("joint"):
+            raise ValueError("the run was begun with other given states, or without them: resume it with the same ones")
