@@ -108,3 +108,16 @@ def test_on_a_cpu_no_numerics_and_no_gradient_mode_change_a_bit(transition: str,
         assert torch.equal(found.log_emission, expected.log_emission)
         states = torch.arange(found.num_states)
         assert torch.equal(found.transition.log_rows(states), expected.transition.log_rows(states))
+
+
+def test_queries_are_float32_and_training_is_bf16_unless_asked_otherwise() -> None:
+    distributions = ([1.0], [[1.0]], [[0.5, 0.5]])
+    assert vlhmm.HMM.from_probabilities(*distributions).tables.precision == "highest"
+    assert vlhmm.HMM.from_probabilities(*distributions, precision="bf16").tables.precision == "bf16"
+    dense = neural_hmm(vlhmm.Blocks(np.zeros(5, np.int64), 1), 4, 8)
+    for model in (blocked_model(), dense):
+        assert model.settings.precision == "bf16"
+        for gradients in (True, False):
+            with torch.set_grad_enabled(gradients):
+                assert model.tables().precision == "highest"
+                assert model.window_tables(None, None)[0].precision == "highest"

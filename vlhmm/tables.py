@@ -6,7 +6,7 @@ Letters for axes: B batch, T time, Z states, X words, G groups of states, K stat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -57,8 +57,10 @@ class Tables:
     """log p(x | z) for the K states z that can emit x, a row for every word; nothing is stored for the other states."""
     reset_token: int | None = None
     """After this token the next state is drawn from the start distribution; None: never."""
-    precision: Precision = "bf16"
-    """What matrix products on a GPU read: bf16, tf32 or highest (float32). A CPU computes in the dtype of the tables."""
+    precision: Precision = "highest"
+    """What matrix products on a GPU read: bf16, tf32 or highest (float32). A CPU computes in the dtype of the tables.
+    `with_precision` changes it.
+    """
 
     @property
     def num_states(self) -> int:
@@ -113,7 +115,26 @@ class Tables:
             >>> hmm.tables.to(dtype=torch.float64).dtype
             torch.float64
         """
-        return convert(self, device, dtype)
+        return _with_its_normalizer(convert(self, device, dtype), self)
+
+    def with_precision(self, precision: Precision) -> Tables:
+        """Return the same tables, read by matrix products on a GPU in another precision.
+
+        In bf16 the kernels of a softmax transition between blocks read rounded features. The tables then hold these, with the
+        normaliser that belongs to them, so that rows sum to one. Make them from tables in float32, not the other way round.
+
+        Args:
+            precision: bf16, tf32 or highest (float32).
+
+        Returns:
+            New tables; on a CPU they give the same answers.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> hmm.tables.precision, hmm.tables.with_precision("bf16").precision
+            ('highest', 'bf16')
+        """
+        return _with_its_normalizer(replace(self, precision=precision), self)
 
     def detach(self) -> Tables:
         """Return the same numbers without their autograd history.
@@ -129,6 +150,21 @@ class Tables:
             (True, False)
         """
         return mapped(self, Tensor.detach)
+
+
+def _rounded_by_kernels(tables: Tables) -> bool:
+    """Whether kernels read the features of the transition rounded to bfloat16."""
+    on_gpu = tables.device.type == "cuda" and tables.dtype == torch.float32
+    return on_gpu and tables.precision == "bf16" and tables.support.num_groups > 1
+
+
+def _with_its_normalizer(tables: Tables, before: Tables) -> Tables:
+    """`tables`, which were made of `before`, with a normaliser of the features as they are read now."""
+    rounded = _rounded_by_kernels(tables)
+    if rounded == _rounded_by_kernels(before):
+        return tables
+    transition = tables.transition.rounded() if rounded else tables.transition
+    return replace(tables, transition=transition.renormalized())
 
 
 @dataclass(frozen=True)
