@@ -31,7 +31,7 @@ from bench.floor import Rates, dense_needs, measure_rates, step_needs
 from bench.largest import largest
 from bench.measure import Result, compare
 from bench.memory import Peak, peaks
-from bench.ours import Ours, step_inputs, timed_step
+from bench.ours import QUERY_PRECISION, Ours, step_inputs, timed_step
 from bench.peers import PEERS, Engine, installed
 from bench.plots import draw_scaling
 from bench.report import Epoch, Row, about, table
@@ -46,7 +46,20 @@ from bench.report_checks import (
 )
 from bench.scaling import points
 from bench.sizes import default_works, dense_sizes, step_sizes
-from bench.workloads import TITLES, DenseSizes, Step, StepSizes, Timed, Truth, Work, dense_inputs, error, tolerance
+from bench.workloads import (
+    TITLES,
+    DenseSizes,
+    Step,
+    StepSizes,
+    Timed,
+    Truth,
+    Work,
+    dense_inputs,
+    error,
+    products_read,
+    tolerance,
+)
+from vlhmm.precision import Precision
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -65,6 +78,7 @@ def main(
     states: Annotated[str | None, typer.Option(help="Numbers of states for W1, W2, W4, W5, with commas.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 20,
     peers: Annotated[bool, typer.Option(help="Measure the peers that are installed.")] = True,
+    precision: Annotated[Precision, typer.Option(help="What our W1, W2 and W5 read on a GPU.")] = QUERY_PRECISION,
     quick: Quick = False,
 ) -> None:
     """Measures this package against its peers and against what the device allows. A wrong answer gets no time."""
@@ -86,7 +100,7 @@ def main(
         match work:
             case "W1" | "W2" | "W4" | "W5":
                 rows += [
-                    dense_row(work, sizes, where, rates, repeat, peers)
+                    dense_row(work, sizes, where, rates, repeat, peers, precision)
                     for sizes in dense_sizes(work, where, quick, numbers)
                 ]
             case "W3" | "W3b":
@@ -193,9 +207,17 @@ def _write(
         json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def dense_row(work: Work, sizes: DenseSizes, device: torch.device, rates: Rates, repeat: int, with_peers: bool) -> Row:
+def dense_row(
+    work: Work,
+    sizes: DenseSizes,
+    device: torch.device,
+    rates: Rates,
+    repeat: int,
+    with_peers: bool,
+    precision: Precision = QUERY_PRECISION,
+) -> Row:
     inputs = dense_inputs(sizes, device)
-    ours = Ours()
+    ours = Ours(precision)
     peers = [peer for peer in PEERS if with_peers and device.type in peer.devices]
     engines: list[Engine] = [ours, *(peer for peer in peers if installed(peer))]
     allowed = tolerance(work, device)
@@ -208,7 +230,7 @@ def dense_row(work: Work, sizes: DenseSizes, device: torch.device, rates: Rates,
     )
     missing = [Result(peer.name, message="not installed") for peer in peers if not installed(peer)]
     floor = 1e3 * dense_needs(work, sizes, rates).seconds(rates)
-    return Row(work, asdict(sizes), allowed, floor, results[0], results[1:] + missing)
+    return Row(work, asdict(sizes), allowed, floor, results[0], results[1:] + missing, ours.reads(work, device))
 
 
 def step_row(work: Step, sizes: StepSizes, device: torch.device, rates: Rates, repeat: int, with_peers: bool) -> Row:
@@ -219,7 +241,8 @@ def step_row(work: Step, sizes: StepSizes, device: torch.device, rates: Rates, r
     allowed = tolerance(work, device)
     results = compare(engines, partial(original.step_error, inputs), allowed, device, repeat)
     floor = 1e3 * step_needs(sizes, rates).seconds(rates)
-    return Row(work, {**asdict(sizes), "states": sizes.states}, allowed, floor, results[0], results[1:])
+    reads = products_read(inputs.model.settings.precision, device)
+    return Row(work, {**asdict(sizes), "states": sizes.states}, allowed, floor, results[0], results[1:], reads)
 
 
 def _device(name: str) -> torch.device:

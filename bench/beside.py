@@ -12,6 +12,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
+from bench.workloads import products_read
 from experiments.side_by_side import StepsAhead
 from vlhmm.cluster import Blocks, one_block
 from vlhmm.models import build_blocked
@@ -31,6 +32,8 @@ class Beside:
 
     preset: str
     states: int
+    precision: str
+    """What matrix products read."""
     jobs: int
     waits: bool
     """Whether kernels may be used whose programs wait for one another; `vlhmm table run --jobs` does without."""
@@ -65,7 +68,8 @@ def side_by_side(device: torch.device, quick: bool) -> Iterator[Beside]:
             # Only those of dense HMMs wait.
             for waits in (True, False) if blocks == 1 else (False,):
                 taken, cores = _timed(name, recipe, jobs, waits, device, 2 if quick else STEPS, quick)
-                yield Beside(name, recipe.model.states_per_block * blocks, jobs, waits, taken, cores)
+                states, reads = recipe.model.states_per_block * blocks, products_read(recipe.model.precision, device)
+                yield Beside(name, states, reads, jobs, waits, taken, cores)
 
 
 def _timed(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.measure import seconds_of
 from bench.report import Epoch
+from bench.workloads import products_read
 from vlhmm.data import load_corpus
 from vlhmm.training.gradient import GradientTask
 from vlhmm.training.presets import Recipe, preset
@@ -40,10 +41,11 @@ def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -
     A time counts only if the text was learnt from: the last tenth of the losses must lie below the first tenth.
     """
     recipe = recipe_of(work)
+    reads = products_read(recipe.model.precision, device)
     try:
         corpus = load_corpus("ptb")
     except (ValueError, OSError) as reason:
-        return Epoch(work, None, 0, message=f"not run: {reason}")
+        return Epoch(work, None, 0, reads, message=f"not run: {reason}")
     model = recipe.make_model(corpus, recipe.make_blocks(corpus)).to(device)
     task = GradientTask(model, corpus, recipe.train)
     windows = list(islice(task.batches(), task.steps_per_epoch))[:steps]
@@ -63,5 +65,5 @@ def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -
     first, last = fmean(losses[:tenth]), fmean(losses[-tenth:])
     tokens = len(windows) * recipe.train.batch_size * recipe.train.window
     if not last < first - LEAST_FALL:
-        return Epoch(work, None, tokens, first, last, f"wrong: the loss went from {first:.3f} to {last:.3f}")
-    return Epoch(work, seconds, tokens, first, last)
+        return Epoch(work, None, tokens, reads, first, last, f"wrong: the loss went from {first:.3f} to {last:.3f}")
+    return Epoch(work, seconds, tokens, reads, first, last)

@@ -15,7 +15,7 @@ from bench.workloads import DenseSizes, StepSizes, TransitionKind, Truth, dense_
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import score
 from vlhmm.models import Model
-from vlhmm.precision import Precision, network_products
+from vlhmm.precision import Numerics, Precision, network_products
 
 ALLOWED: dict[Precision, float] = {"bf16": 3e-4, "tf32": 3e-5, "highest": 1e-6}
 
@@ -88,10 +88,12 @@ def _blocked(
 
 
 def _log_probs(model: Model, tokens: Int[Tensor, "B T"], precision: Precision) -> Float[Tensor, " B"]:
-    """As in training: tables made without gradients are kept for float32."""
+    """As in training."""
     with network_products(precision, tokens.device):
         batch = Batch(tokens, torch.full_like(tokens[:, 0], tokens.shape[1]))
-        return score(model.tables().detach(), batch).token_log_probs.double().sum(1)
+        return (
+            score(model.tables(numerics=Numerics.training(precision)).detach(), batch).token_log_probs.double().sum(1)
+        )
 
 
 def _worst(found: Tensor, expected: Tensor) -> float:

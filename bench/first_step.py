@@ -14,9 +14,10 @@ from typing import cast
 import torch
 
 from bench.measure import wait
-from bench.ours import STEPS_CHECKED, step_inputs
+from bench.ours import STEP_PRECISION, STEPS_CHECKED, step_inputs
 from bench.sizes import step_sizes
 from bench.workloads import Step as StepWork
+from bench.workloads import products_read
 from vlhmm.training.step import Step
 
 ALLOWED = 30.0
@@ -28,6 +29,8 @@ class FirstStep:
     work: str
     compiled: bool
     """Kernels had to be compiled; else they lay in Triton's folder from a process before."""
+    precision: str
+    """What matrix products read."""
     first_step: float | None = None
     """Seconds."""
     until_captured: float | None = None
@@ -40,7 +43,7 @@ class FirstStep:
 
 def first_steps(work: StepWork, device: torch.device, quick: bool) -> list[FirstStep]:
     """Twice in processes of their own that share an empty folder for kernels."""
-    found = []
+    found, reads = [], products_read(STEP_PRECISION, device)
     with tempfile.TemporaryDirectory() as folder:
         for compiled in (True, False):
             command = [sys.executable, "-m", "bench.first_step", work, device.type, *(["quick"] if quick else [])]
@@ -50,10 +53,11 @@ def first_steps(work: StepWork, device: torch.device, quick: bool) -> list[First
             )
             if child.returncode != 0:
                 reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
-                found.append(FirstStep(work, compiled, message=f"failed: {reason[:120]}"))
+                found.append(FirstStep(work, compiled, reads, message=f"failed: {reason[:120]}"))
                 continue
             first_step, until_captured = json.loads(child.stdout.splitlines()[-1])
-            found.append(FirstStep(work, compiled, first_step, until_captured, time.perf_counter() - begun))
+            process = time.perf_counter() - begun
+            found.append(FirstStep(work, compiled, reads, first_step, until_captured, process))
     return found
 
 

@@ -10,8 +10,8 @@ import torch
 
 from bench.measure import seconds_of
 from bench.memory import peak_of
-from bench.ours import STEPS_CHECKED, step_model
-from bench.workloads import StepSizes, TransitionKind
+from bench.ours import QUERY_PRECISION, STEP_PRECISION, STEPS_CHECKED, step_model
+from bench.workloads import StepSizes, TransitionKind, products_read
 from vlhmm.hmm import HMM
 from vlhmm.records import convert
 from vlhmm.support import dense_support
@@ -24,6 +24,8 @@ from vlhmm.transitions import TableTransition
 @dataclass(frozen=True)
 class Largest:
     work: str
+    precision: str
+    """What matrix products read."""
     states: int
     """The most that ran; 0 if none did."""
     bytes: int
@@ -35,7 +37,8 @@ class Largest:
 
 def largest(device: torch.device, seconds: float, quick: bool) -> list[Largest]:
     first = 6 if quick else 14
-    found = [_doubled("log-likelihood, dense, 200 x 64 tokens", _dense, first, device, seconds)]
+    name, reads = "log-likelihood, dense, 200 x 64 tokens", products_read(QUERY_PRECISION, device)
+    found = [_doubled(name, reads, _dense, first, device, seconds)]
     transitions: tuple[TransitionKind, ...] = ("block-factored", "softmax")
     for transition in transitions:
 
@@ -43,18 +46,20 @@ def largest(device: torch.device, seconds: float, quick: bool) -> list[Largest]:
             return _training(transition, states, device)
 
         name = f"training step, {transition}, a quarter of the states kept, 32 x 64 tokens"
-        found.append(_doubled(name, trained, 10 if quick else 18, device, seconds))
+        reads = products_read(STEP_PRECISION, device)
+        found.append(_doubled(name, reads, trained, 10 if quick else 18, device, seconds))
     return found
 
 
 def _doubled(
     name: str,
+    reads: str,
     make: Callable[[int, torch.device], Callable[[], None]],
     first: int,
     device: torch.device,
     seconds: float,
 ) -> Largest:
-    best = Largest(name, 0, 0, 0.0, "")
+    best = Largest(name, reads, 0, 0, 0.0, "")
     end = time.perf_counter() + seconds
     power = first
     while time.perf_counter() < end:
@@ -68,10 +73,12 @@ def _doubled(
             held = peak_of(work, device)
         # What cannot fit is refused beforehand where its size is known.
         except (torch.OutOfMemoryError, ValueError) as reason:
-            return Largest(name, best.states, best.bytes, best.milliseconds, f"2^{power} states: {str(reason)[:160]}")
-        best = Largest(name, 1 << power, held, 1e3 * taken[0], "")
+            return Largest(
+                name, reads, best.states, best.bytes, best.milliseconds, f"2^{power} states: {str(reason)[:160]}"
+            )
+        best = Largest(name, reads, 1 << power, held, 1e3 * taken[0], "")
         power += 1
-    return Largest(name, best.states, best.bytes, best.milliseconds, f"{seconds:.0f} s were over")
+    return Largest(name, reads, best.states, best.bytes, best.milliseconds, f"{seconds:.0f} s were over")
 
 
 def _dense(states: int, device: torch.device) -> Callable[[], None]:
@@ -81,7 +88,7 @@ def _dense(states: int, device: torch.device) -> Callable[[], None]:
     # Uniform over words: what each state emits must sum to one, and nobody looks at the answer.
     log_emission = torch.zeros(32_000, states, device=device).sub_(torch.tensor(32_000.0).log())
     support = convert(dense_support(32_000, states), device=device)
-    hmm = HMM(Tables(support, log_start, TableTransition(log_transition), log_emission))
+    hmm = HMM(Tables(support, log_start, TableTransition(log_transition), log_emission, precision=QUERY_PRECISION))
     tokens = torch.randint(32_000, (200, 64), device=device)
 
     def likelihood() -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bench.ours import dense_hmm, step_inputs
-from bench.workloads import DenseSizes, StepSizes, TransitionKind, dense_inputs
+from bench.ours import QUERY_PRECISION, STEP_PRECISION, dense_hmm, step_inputs
+from bench.workloads import DenseSizes, StepSizes, TransitionKind, dense_inputs, products_read
 from vlhmm.training.step import Step
 
 LONG_TEXT = 100_000
@@ -22,6 +22,8 @@ class Peak:
     work: str
     bytes: int | None
     """At the highest, of what the work took itself; the tables or the model it began with not counted unless said."""
+    precision: str
+    """What matrix products read."""
     allowed: int | None = None
     message: str = ""
     """Why there is no figure, or what it was found with."""
@@ -86,7 +88,7 @@ def _long_texts(transition: TransitionKind, device: torch.device, quick: bool) -
 def _dense_gradient(device: torch.device, quick: bool) -> Peak:
     sizes = DenseSizes(64 if quick else 4096, 32_000, 200, 64)
     inputs = dense_inputs(sizes, device)
-    hmm, tokens = dense_hmm(inputs), inputs.tokens
+    hmm, tokens = dense_hmm(inputs, QUERY_PRECISION), inputs.tokens
     del inputs
 
     def count() -> None:
@@ -95,11 +97,13 @@ def _dense_gradient(device: torch.device, quick: bool) -> Peak:
             hmm.expected_counts(tokens)
 
     taken = peak_of(count, device)
-    return Peak(f"gradient, dense, {sizes.states:,} states, 200 x 64 tokens", taken, 3 << 29)
+    name = f"gradient, dense, {sizes.states:,} states, 200 x 64 tokens"
+    return Peak(name, taken, products_read(QUERY_PRECISION, device), 3 << 29)
 
 
 def _step(sizes: StepSizes, device: torch.device, name: str, steps: int) -> Peak:
     """Model, gradients and optimizer counted in: all that training holds."""
+    reads = products_read(STEP_PRECISION, device)
     losses: list[float] = []
 
     def train() -> None:
@@ -112,7 +116,7 @@ def _step(sizes: StepSizes, device: torch.device, name: str, steps: int) -> Peak
     try:
         taken = peak_of(train, device)
     except torch.OutOfMemoryError:
-        return Peak(name, None, message="out of memory")
+        return Peak(name, None, reads, message="out of memory")
     if not torch.tensor(losses).isfinite().all():
-        return Peak(name, None, message=f"the loss is {losses[0]}")
-    return Peak(name, taken, message=f"loss {losses[0]:.3f}")
+        return Peak(name, None, reads, message=f"the loss is {losses[0]}")
+    return Peak(name, taken, reads, message=f"loss {losses[0]:.3f}")

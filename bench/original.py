@@ -16,7 +16,7 @@ from bench.ours import STEPS_CHECKED, StepInputs, first_steps
 from bench.workloads import Answer, Timed
 from vlhmm.models import Kept, Model
 from vlhmm.models.heads import BlockFactoredHead, FactoredEmission, SoftmaxHead
-from vlhmm.precision import float32_products
+from vlhmm.precision import Numerics, float32_products
 
 NAME = "the original's method, eager"
 
@@ -26,6 +26,8 @@ class EagerTraining:
 
     def __init__(self, inputs: StepInputs, dtype: torch.dtype) -> None:
         self.model = copy.deepcopy(inputs.model).to(dtype)
+        # The networks as in our own training.
+        self.numerics = Numerics.training(self.model.settings.precision)
         settings = inputs.settings
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -38,7 +40,7 @@ class EagerTraining:
     def step(self, tokens: Tensor, kept: Kept) -> float:
         model = self.model
         states = kept.states.flatten()
-        features = model.encoder.features(states)
+        features = model.encoder.features(states, numerics=self.numerics)
         num_blocks, per_block = kept.states.shape
         block = model.group_of_word[tokens]
         log_transition = _log_transition(model, features.out, features.into, num_blocks)
@@ -50,7 +52,7 @@ class EagerTraining:
             message = log_start[block[:, 0]]
         else:
             before, last_block, log_belief = self.previous
-            out = model.encoder.out(before.states.flatten())
+            out = model.encoder.out(before.states.flatten(), self.numerics)
             entering = _log_transition(model, out, features.into, num_blocks)
             entering = entering.view(num_blocks, -1, num_blocks, per_block)[last_block, :, block[:, 0]]
             message = (log_belief[:, :, None] + entering).logsumexp(1)

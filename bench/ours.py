@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bench.workloads import DenseInputs, StepSizes, Timed, Work
+from bench.workloads import DenseInputs, StepSizes, Timed, Work, products_read
 from vlhmm.cluster import Blocks
 from vlhmm.hmm import HMM
 from vlhmm.models import Kept, Model, neural_hmm
@@ -28,10 +28,14 @@ STEPS_CHECKED = EAGER_STEPS + 3
 """Losses compared with float64. Those after the first depend on the gradients and updates before them, and the last ones,
 on a GPU, come from captured graphs."""
 NUM_WINDOWS = 16
+QUERY_PRECISION: Precision = "bf16"
+"""Of W1, W2 and W5, whose peers read no more; the default of queries is float32."""
+STEP_PRECISION: Precision = "bf16"
+"""Of training steps; that of models."""
 Initialisation = Literal["paper", "code"]
 
 
-def dense_hmm(inputs: DenseInputs, precision: Precision = "bf16") -> HMM:
+def dense_hmm(inputs: DenseInputs, precision: Precision) -> HMM:
     return HMM(
         Tables(
             convert(dense_support(inputs.sizes.num_words, inputs.sizes.states), device=inputs.device),
@@ -43,12 +47,18 @@ def dense_hmm(inputs: DenseInputs, precision: Precision = "bf16") -> HMM:
     )
 
 
+@dataclass(frozen=True)
 class Ours:
+    precision: Precision = QUERY_PRECISION
     name = "vlhmm"
+
+    def reads(self, work: Work, device: torch.device) -> str:
+        """What its matrix products read; Viterbi has none."""
+        return "float32" if work == "W4" else products_read(self.precision, device)
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         tokens = inputs.tokens
-        hmm = dense_hmm(inputs)
+        hmm = dense_hmm(inputs, self.precision)
 
         def log_prob() -> Tensor:
             with torch.no_grad():
@@ -84,7 +94,7 @@ def step_model(
     generator: torch.Generator,
     # From N(0, 1) embeddings the logits are so large that bf16 operands miss the error that is allowed.
     initialisation: Initialisation = "paper",
-    precision: Precision = "bf16",
+    precision: Precision = STEP_PRECISION,
 ) -> Model:
     """Random words, in blocks of nearly equal size."""
     blocks = Blocks(np.arange(sizes.num_words, dtype=np.int64) % sizes.num_blocks, sizes.num_blocks)

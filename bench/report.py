@@ -29,6 +29,8 @@ class Row:
     floor_ms: float | None
     ours: Result
     peers: list[Result]
+    precision: str
+    """What our matrix products read."""
 
     def best_peer(self) -> Result | None:
         timed = [peer for peer in self.peers if peer.median is not None]
@@ -44,6 +46,7 @@ class Row:
             "work": self.work,
             "title": TITLES[self.work],
             "sizes": self.sizes,
+            "precision": self.precision,
             "tolerance": self.tolerance,
             "floor_ms": self.floor_ms,
             "best_peer": None if best is None else best.engine,
@@ -72,6 +75,8 @@ class Epoch:
     work: str
     seconds: float | None
     tokens: int
+    precision: str
+    """What matrix products read."""
     first_loss: float | None = None
     last_loss: float | None = None
     message: str = ""
@@ -118,7 +123,7 @@ def table(rows: list[Row], epochs: list[Epoch], rates: Rates) -> Table:
             shown.add_row(
                 f"{row.work} {TITLES[row.work]}" if number == 0 else "",
                 f"{row.sizes['states']:,}" if number == 0 else "",
-                result.engine,
+                result.engine if number else f"{result.engine}, {row.precision}",
                 result.message if result.median is None else _times(result),
                 _number(row.ratio_to_best_peer(result)),
                 _number(_ratio(result.median, row.floor_ms)),
@@ -130,7 +135,9 @@ def table(rows: list[Row], epochs: list[Epoch], rates: Rates) -> Table:
         if epoch.seconds is not None:
             rate, factor = epoch.tokens / epoch.seconds, epoch.PAPER_SECONDS / epoch.seconds
             seconds = f"{epoch.seconds:.1f} s, {rate:,.0f} tokens/s, {factor:.0f}x the paper's speed"
-        shown.add_row(f"{epoch.work} {TITLES[epoch.work]}", "", "vlhmm", seconds, "", "", "", end_section=True)
+        shown.add_row(
+            f"{epoch.work} {TITLES[epoch.work]}", "", f"vlhmm, {epoch.precision}", seconds, "", "", "", end_section=True
+        )
     return shown
 
 

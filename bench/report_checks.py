@@ -43,9 +43,10 @@ def compiled_table(rows: list[Compiled]) -> Table:
 
 
 def peak_table(rows: list[Peak]) -> Table:
-    shown = _table("memory at the highest", "work", "GiB", "allowed", "", "with")
+    shown = _table("memory at the highest", "work", "precision", "GiB", "allowed", "", "with")
     for row in rows:
-        shown.add_row(row.work, _gib(row.bytes), _gib(row.allowed), _verdict(row.bytes, row.allowed), row.message)
+        figures = (_gib(row.bytes), _gib(row.allowed), _verdict(row.bytes, row.allowed))
+        shown.add_row(row.work, row.precision, *figures, row.message)
     return shown
 
 
@@ -53,6 +54,7 @@ def first_step_table(rows: list[FirstStep]) -> Table:
     shown = _table(
         "seconds of the first training step of a process",
         "work",
+        "precision",
         "kernels",
         "first step",
         "until captured",
@@ -63,6 +65,7 @@ def first_step_table(rows: list[FirstStep]) -> Table:
     for row in rows:
         shown.add_row(
             row.work,
+            row.precision,
             "compiled" if row.compiled else "from disk",
             row.message or _seconds(row.first_step),
             _seconds(row.until_captured),
@@ -75,11 +78,19 @@ def first_step_table(rows: list[FirstStep]) -> Table:
 
 def point_table(points: list[Point]) -> Table:
     shown = _table(
-        "cost against one size, the others as in the work", "work", "size", "value", "ms", "floor", "exponent"
+        "cost against one size, the others as in the work",
+        "work",
+        "precision",
+        "size",
+        "value",
+        "ms",
+        "floor",
+        "exponent",
     )
     for point in points:
         shown.add_row(
             point.work,
+            point.precision,
             point.axis,
             f"{point.value:,}",
             point.message if point.milliseconds is None else f"{point.milliseconds:.3g}",
@@ -90,20 +101,27 @@ def point_table(points: list[Point]) -> Table:
 
 
 def largest_table(rows: list[Largest]) -> Table:
-    shown = _table("the most states that fit, doubled", "work", "states", "GiB", "ms", "ended by")
+    shown = _table("the most states that fit, doubled", "work", "precision", "states", "GiB", "ms", "ended by")
     for row in rows:
-        shown.add_row(row.work, f"{row.states:,}", _gib(row.bytes), f"{row.milliseconds:.3g}", row.ended)
+        shown.add_row(row.work, row.precision, f"{row.states:,}", _gib(row.bytes), f"{row.milliseconds:.3g}", row.ended)
     return shown
 
 
 def beside_table(rows: list[Beside]) -> Table:
     shown = _table(
-        "ms a step of trainings side by side", "preset", "states", "trainings", "programs wait", "ms", "busy cores"
+        "ms a step of trainings side by side",
+        "preset",
+        "states",
+        "precision",
+        "trainings",
+        "programs wait",
+        "ms",
+        "busy cores",
     )
     for row in rows:
         waits = "yes" if row.waits else "no"
         times = (f"{row.milliseconds:.3g}", f"{row.cores:.1f}")
-        shown.add_row(row.preset, f"{row.states:,}", str(row.jobs), waits, *times)
+        shown.add_row(row.preset, f"{row.states:,}", row.precision, str(row.jobs), waits, *times)
     return shown
 
 

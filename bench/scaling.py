@@ -12,9 +12,9 @@ import torch
 
 from bench.floor import Rates, dense_needs, step_needs
 from bench.measure import seconds_of
-from bench.ours import Ours, step_inputs, timed_step
+from bench.ours import QUERY_PRECISION, STEP_PRECISION, Ours, step_inputs, timed_step
 from bench.sizes import step_sizes
-from bench.workloads import DenseSizes, Step, StepSizes, Timed, dense_inputs
+from bench.workloads import DenseSizes, Step, StepSizes, Timed, dense_inputs, products_read
 
 Axis = Literal["states", "batch", "length", "states_per_block", "num_blocks"]
 REPEAT = 5
@@ -53,6 +53,8 @@ class Point:
     axis: Axis
     value: int
     sizes: dict[str, Any]
+    precision: str
+    """What matrix products read."""
     floor_ms: float
     milliseconds: float | None
     message: str = ""
@@ -63,10 +65,11 @@ def points(device: torch.device, rates: Rates, seconds: float, quick: bool) -> I
     end = time.perf_counter() + seconds
     for work, axis, value, sizes in _sizes(quick):
         if isinstance(sizes, DenseSizes):
-            needs = dense_needs("W1" if work == "W1" else "W2", sizes, rates)
+            needs, precision = dense_needs("W1" if work == "W1" else "W2", sizes, rates), QUERY_PRECISION
         else:
-            needs = step_needs(sizes, rates)
-        point = Point(work, axis, value, vars(sizes), 1e3 * needs.seconds(rates), None)
+            needs, precision = step_needs(sizes, rates), STEP_PRECISION
+        reads = products_read(precision, device)
+        point = Point(work, axis, value, vars(sizes), reads, 1e3 * needs.seconds(rates), None)
         if time.perf_counter() > end:
             yield replace(point, message=f"not run: {seconds:.0f} s were over")
             continue

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.precision import Precision
+
 Work = Literal["W1", "W2", "W4", "W5"]
 Step = Literal["W3", "W3b"]
 TransitionKind = Literal["softmax", "block-factored"]
@@ -75,6 +77,11 @@ class Timed:
     """Its result as tensors with the names of the truth; not timed."""
     warm_ups: int = 2
     """Calls before the clock starts: they compile, and fill caches."""
+
+
+def products_read(precision: Precision, device: torch.device) -> str:
+    """What the matrix products of a row read: a CPU has but float32."""
+    return precision if device.type == "cuda" else "float32"
 
 
 class NotOffered(Exception):

@@ -124,7 +124,7 @@ def watched(
 def scorer_of(model: Model) -> HMMScorer:
     # Training may round; what is reported does not.
     with torch.no_grad(), float32_products("highest", model.group_of_word.device):
-        return HMMScorer(replace(model.tables().detach(), precision="highest"))
+        return HMMScorer(model.tables().detach())
 
 
 def shared_blocks(recipe: Recipe, corpus: Corpus, folder: Path) -> Generator[TrainingEvent, None, Blocks]:

@@ -24,7 +24,7 @@ from vlhmm.evaluate import HMMScorer, Scorer, evaluate
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Model
-from vlhmm.precision import network_products
+from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Tables
 from vlhmm.training.presets import Recipe
 from vlhmm.training.step import Step
@@ -113,10 +113,10 @@ def _replayed(work: Callable[[], Tensor], generator: torch.Generator) -> Callabl
 
 def _training_tables(model: Model, recipe: Recipe, generator: torch.Generator) -> Tables:
     """Tables of the states that a training step would use."""
-    rate = recipe.train.state_dropout
+    rate, numerics = recipe.train.state_dropout, Numerics.training(model.settings.precision)
     if recipe.train.dropout == "columns":
-        return model.tables(model.columns_after_dropout(rate, generator))
-    return model.tables(model.kept_after_dropout(rate, generator))
+        return model.tables(model.columns_after_dropout(rate, generator), numerics=numerics)
+    return model.tables(model.kept_after_dropout(rate, generator), numerics=numerics)
 
 
 def _wait(device: torch.device) -> None:

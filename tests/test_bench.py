@@ -143,7 +143,7 @@ def test_a_wrong_answer_gets_no_time_and_a_failure_stops_no_other() -> None:
 
 def test_ratios_are_to_the_fastest_right_peer_and_the_floor() -> None:
     peers = [Result("slow", (8.0, 9.0, 7.0)), Result("wrong", (), 0.1, "wrong"), Result("fast", (4.0,))]
-    row = Row("W1", {"states": 2}, 1e-6, 0.5, Result("vlhmm", (3.0, 1.0, 2.0), 0.0), peers).to_json()
+    row = Row("W1", {"states": 2}, 1e-6, 0.5, Result("vlhmm", (3.0, 1.0, 2.0), 0.0), peers, "tf32").to_json()
     assert row["best_peer"] == "fast"
     ours = row["results"][0]
     assert (ours["median_ms"], ours["min_ms"], ours["max_ms"]) == (2.0, 1.0, 3.0)
@@ -178,6 +178,8 @@ def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
     assert all(row["worst"] <= row["allowed"] for row in found["errors"])
     assert [peak["work"].split(", ")[-1] for peak in found["memory"]] == ["25 tokens", "beyond the shorter one"]
     assert {"command", "commit", "device_name", "versions", "seconds", "rates"} <= set(found)
+    for part in ("rows", "epochs", "memory", "first_steps"):
+        assert {row["precision"] for row in found[part]} <= {"float32"}
     for row in found["rows"]:
         ours = row["results"][0]
         assert ours["engine"] == "vlhmm"
@@ -194,6 +196,7 @@ def test_scaling_covers_every_size_and_is_drawn(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["scaling", "--device", "cpu", "--quick", "--json", str(file)])
     assert done.exit_code == 0, done.output
     points = json.loads(file.read_text(encoding="utf-8"))["points"]
+    assert {point["precision"] for point in points} == {"float32"}
     assert {(point["work"], point["axis"]) for point in points} == {
         *itertools.product(("W1", "W2"), ("states", "batch", "length")),
         *itertools.product(("W3b",), ("num_blocks", "states_per_block", "batch", "length")),
@@ -222,6 +225,7 @@ def test_trainings_side_by_side_are_timed_one_and_several_at_once(tmp_path: Path
     done = CliRunner().invoke(app, ["beside", "--device", "cpu", "--quick", "--json", str(file)])
     assert done.exit_code == 0, done.output
     found = json.loads(file.read_text(encoding="utf-8"))["beside"]
+    assert {row["precision"] for row in found} == {"float32"}
     dense = itertools.product(("lee2025-b", "lee2025-scalar", "lee2025-psi-mlp"), (1, 2), (True, False))
     blocked = itertools.product(("chiu2020-ptb",), (1, 2), (False,))
     assert [(one["preset"], one["jobs"], one["waits"]) for one in found] == [*dense, *blocked]
@@ -293,9 +297,9 @@ def test_states_are_doubled_until_they_do_not_fit(monkeypatch: pytest.MonkeyPatc
         return lambda: None
 
     monkeypatch.setattr(largest, "peak_of", counted)
-    found = largest._doubled("work", at_most_64, 4, CPU, seconds=60.0)
+    found = largest._doubled("work", "bf16", at_most_64, 4, CPU, seconds=60.0)
     assert (found.states, found.bytes, found.ended) == (64, 7, "2^7 states: no more")
-    assert largest._doubled("work", at_most_64, 4, CPU, seconds=0.0).ended == "0 s were over"
+    assert largest._doubled("work", "bf16", at_most_64, 4, CPU, seconds=0.0).ended == "0 s were over"
     # What is doubled on a GPU runs at any size.
     largest._dense(32, CPU)()
     for transition in ("softmax", "block-factored"):
@@ -358,3 +362,16 @@ def test_bad_options_are_refused(arguments: list[str], named: str) -> None:
     done = CliRunner().invoke(app, ["--quick", "--device", "cpu", *arguments])
     assert done.exit_code != 0
     assert named in done.output
+
+
+def test_rows_of_a_gpu_name_what_their_products_read() -> None:
+    gpu = torch.device("cuda")
+    assert {work: Ours().reads(work, gpu) for work in DENSE} == {
+        "W1": "bf16",
+        "W2": "bf16",
+        "W4": "float32",
+        "W5": "bf16",
+    }
+    assert Ours("highest").reads("W1", gpu) == "highest"
+    assert Ours("highest").reads("W1", CPU) == "float32"
+    assert Ours("tf32").timed("W1", dense_inputs(DenseSizes(3, 5, 2, 4), CPU)).run().shape == (2,)

@@ -35,6 +35,7 @@ from vlhmm.distillation.pipeline import Distilled, distill
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
+from vlhmm.precision import Numerics
 from vlhmm.training.gradient import train
 from vlhmm.training.settings import TrainSettings
 
@@ -47,6 +48,7 @@ __all__ = [
     "KneserNey",
     "LanguageModel",
     "Model",
+    "Numerics",
     "Tokenizer",
     "TrainSettings",
     "__version__",

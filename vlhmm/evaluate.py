@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -57,7 +57,7 @@ class HMMScorer:
         """
         if self.tables.precision != "highest" or self.tables.device.type != "cuda":
             return self
-        return HMMScorer(replace(self.tables, precision="tf32"))
+        return HMMScorer(self.tables.with_precision("tf32"))
 
     @property
     def num_words(self) -> int:

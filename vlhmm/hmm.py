@@ -110,7 +110,7 @@ class HMM:
         reset_token: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        precision: Precision = "bf16",
+        precision: Precision = "highest",
     ) -> HMM:
         """Make a dense HMM from p(z_1), p(z' | z) and p(x | z).
 
@@ -121,7 +121,8 @@ class HMM:
             reset_token: After this token the next state is drawn from `start`. None: never.
             dtype: float32 or float64; None: float64 if one of the arrays is a tensor or NumPy array of float64, else float32.
             device: Where the tables are stored; None: where the arrays are.
-            precision: What matrix products on a GPU read; a CPU computes in `dtype`.
+            precision: What matrix products on a GPU read: highest (float32), tf32 or bf16, which is the fastest. A CPU computes in
+                `dtype`.
 
         Returns:
             The HMM.
@@ -184,6 +185,24 @@ class HMM:
         """
         check_dtype(dtype)
         return HMM(self.tables.to(as_device(device), dtype), graphs=self._graphs)
+
+    def with_precision(self, precision: Precision) -> HMM:
+        """Return the same HMM with queries in another precision on a GPU; the default is float32.
+
+        Args:
+            precision: What matrix products read: highest (float32), tf32 or bf16. log p of 64 tokens is off by at most 1e-6, 3e-5
+                or 3e-4, relative. On a CPU nothing changes.
+
+        Returns:
+            A new HMM; this one is unchanged.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> quick = hmm.with_precision("bf16")
+            >>> quick.tables.precision
+            'bf16'
+        """
+        return HMM(self.tables.with_precision(precision), graphs=self._graphs)
 
     def log_prob(
         self,

@@ -1,4 +1,4 @@
-"""The one setting of precision: what the matrix products on a GPU read.
+"""Precision: what the matrix products on a GPU read. Whoever makes tables says it, in a `Numerics`.
 
 Kernels are told at each call. The products of networks are the library's, and what it reads of float32 is a setting of the whole
 process, looked at when a product is launched or captured: `float32_products` owns it. A graph that is replayed needs none of it.
@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,6 +19,46 @@ Precision = Literal["bf16", "tf32", "highest"]
 """The operands of matrix products on a GPU; highest: float32. tf32: those of the recursion and of gradients; networks read float32, and
 logits are made of operands split in two. Sums and messages are float32 always, and a CPU, or float64 anywhere, computes in the
 tensors' own type."""
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What matrix products on a GPU read: while a model makes tables, and while inference reads them.
+
+    The default, float32 throughout, is for tables that answer queries. A CPU, or float64 anywhere, computes in the dtype of the
+    tensors, whatever is said here.
+
+    Example:
+        >>> vlhmm.Numerics()
+        Numerics(tables='highest', recursion='highest')
+        >>> vlhmm.Numerics.training("bf16")
+        Numerics(tables='bf16', recursion='bf16')
+    """
+
+    tables: Precision = "highest"
+    """Networks and emissions."""
+    recursion: Precision = "highest"
+    """Tiles of the transition with their normaliser, and messages; it becomes `Tables.precision`."""
+
+    @classmethod
+    def training(cls, precision: Precision) -> Numerics:
+        """Make the numerics of a training step: one precision for all of it.
+
+        Args:
+            precision: bf16, tf32 or highest.
+
+        Returns:
+            The numerics.
+
+        Example:
+            >>> vlhmm.Numerics.training("tf32").recursion
+            'tf32'
+        """
+        return cls(precision, precision)
+
+
+EXACT = Numerics()
+"""Of tables that are kept: logits grow in training until rounded features change a perplexity by percents."""
 
 _Setting = Literal["high", "highest"]
 

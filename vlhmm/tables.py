@@ -5,7 +5,8 @@ Letters for axes: B batch, T time, Z states, X words, G groups of states, K stat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +26,7 @@ __all__ = [
     "TableTransition",
     "Tables",
     "Transition",
+    "WindowTables",
     "blocked_support",
     "cloned_support",
     "dense_support",
@@ -51,14 +53,14 @@ class Tables:
     """log p(z_1)."""
     transition: Transition
     """log p(z' | z), as a table or in factors."""
-    log_emission: Float[Tensor, "rows K"]
+    log_emission: Float[Tensor, "X K"]
     """log p(x | z) for the K states z that can emit x, a row for every word; nothing is stored for the other states."""
     reset_token: int | None = None
     """After this token the next state is drawn from the start distribution; None: never."""
-    precision: Precision = "bf16"
-    """What matrix products on a GPU read: bf16, tf32 or highest (float32). A CPU computes in the dtype of the tables."""
-    by_position: bool = False
-    """`log_emission` has a row for every position of the one batch that the tables were made to score, instead of every word."""
+    precision: Precision = "highest"
+    """What matrix products on a GPU read: bf16, tf32 or highest (float32). A CPU computes in the dtype of the tables.
+    `with_precision` changes it.
+    """
 
     @property
     def num_states(self) -> int:
@@ -113,7 +115,26 @@ class Tables:
             >>> hmm.tables.to(dtype=torch.float64).dtype
             torch.float64
         """
-        return convert(self, device, dtype)
+        return _with_its_normalizer(convert(self, device, dtype), self)
+
+    def with_precision(self, precision: Precision) -> Tables:
+        """Return the same tables, read by matrix products on a GPU in another precision.
+
+        In bf16 the kernels of a softmax transition between blocks read rounded features. The tables then hold these, with the
+        normaliser that belongs to them, so that rows sum to one. Make them from tables in float32, not the other way round.
+
+        Args:
+            precision: bf16, tf32 or highest (float32).
+
+        Returns:
+            New tables; on a CPU they give the same answers.
+
+        Example:
+            >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+            >>> hmm.tables.precision, hmm.tables.with_precision("bf16").precision
+            ('highest', 'bf16')
+        """
+        return _with_its_normalizer(replace(self, precision=precision), self)
 
     def detach(self) -> Tables:
         """Return the same numbers without their autograd history.
@@ -129,6 +150,63 @@ class Tables:
             (True, False)
         """
         return mapped(self, Tensor.detach)
+
+
+def _rounded_by_kernels(tables: Tables) -> bool:
+    """Whether kernels read the features of the transition rounded to bfloat16."""
+    on_gpu = tables.device.type == "cuda" and tables.dtype == torch.float32
+    return on_gpu and tables.precision == "bf16" and tables.support.num_groups > 1
+
+
+def _with_its_normalizer(tables: Tables, before: Tables) -> Tables:
+    """`tables`, which were made of `before`, with a normaliser of the features as they are read now."""
+    rounded = _rounded_by_kernels(tables)
+    if rounded == _rounded_by_kernels(before):
+        return tables
+    transition = tables.transition.rounded() if rounded else tables.transition
+    return replace(tables, transition=transition.renormalized())
+
+
+@dataclass(frozen=True)
+class WindowTables:
+    """The parameters of one HMM without a table of emissions: their rows are made for the tokens that a window asks for.
+
+    For a training step, which reads few of them. It can be scored, and nothing else.
+
+    Example:
+        >>> import numpy as np
+        >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.zeros(5, np.int64), 1), states_per_block=4, dim=8)
+        >>> tables, _ = model.window_tables(None, None)
+        >>> tables.emissions_of(torch.tensor([[0, 2, 1]])).shape
+        torch.Size([1, 3, 4])
+    """
+
+    support: Support
+    """Which states can emit which word."""
+    log_start: Float[Tensor, " Z"]
+    """log p(z_1)."""
+    transition: Transition
+    """log p(z' | z), as a table or in factors."""
+    emissions_of: Callable[[Int[Tensor, "B T"]], Float[Tensor, "B T K"]]
+    """Computes log p(x | z) over the K states that can emit each token; differentiable in the parameters."""
+    reset_token: int | None = None
+    """After this token the next state is drawn from the start distribution; None: never."""
+    precision: Precision = "highest"
+    """What matrix products on a GPU read, as of `Tables`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tables."""
+        return self.log_start.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tables."""
+        return self.log_start.device
+
+
+AnyTables = Tables | WindowTables
+"""What can be scored."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from vlhmm.models import Model, ModelSettings, body_settings, build, load_body
 from vlhmm.models import decoder as decoder_file
 from vlhmm.models.decoder import Decoder
+from vlhmm.precision import Numerics
 from vlhmm.support import dense_support
 
 transformers = pytest.importorskip("transformers")
@@ -177,16 +178,18 @@ def test_a_transformer_takes_blocks_and_many_states() -> None:
 def test_products_in_bf16_change_features_by_its_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = transformer_hmm(20, dim=32)
     exact = model.encoder.features(None).out.detach()
-    monkeypatch.setattr(decoder_file, "_rounds", lambda _: torch.is_grad_enabled())
-    rounded = model.encoder.features(None).out
+    monkeypatch.setattr(decoder_file, "_rounds", lambda _: True)
+    rounded = model.encoder.features(None, numerics=Numerics.training("bf16")).out
     assert rounded.dtype == torch.float32
     off = (rounded - exact).abs().max().item()
     assert 0 < off < 0.05
     rounded.square().sum().backward()
     weight = model.encoder.networks["out"].layers[0].mlp.up_proj.weight  # type: ignore[union-attr,index]
     assert weight.grad.dtype == torch.float32
+    for precision in ("tf32", "highest"):
+        assert torch.equal(model.encoder.features(None, numerics=Numerics.training(precision)).out, exact)
     with torch.no_grad():
-        assert torch.equal(model.encoder.features(None).out, exact)
+        assert torch.equal(model.encoder.features(None, numerics=Numerics.training("bf16")).out, rounded)
 
 
 @pytest.mark.llm

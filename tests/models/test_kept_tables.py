@@ -19,6 +19,7 @@ from vlhmm.inference.blocked import blocked_factors, plain_window
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.models import Model, neural_hmm
 from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels
+from vlhmm.precision import Numerics
 from vlhmm.tables import Belief, Tables
 from vlhmm.transitions import SoftmaxTransition
 
@@ -61,9 +62,10 @@ def assert_as_in_float64(found: Tensor, tables: Tables, tokens: Tensor) -> None:
 @pytest.mark.parametrize("transition", ["softmax", "block-factored"])
 def test_tables_are_trained_in_bf16_and_kept_for_float32(transition: str) -> None:
     model = with_large_logits(transition)
-    assert model.tables().precision == "bf16"
-    with torch.no_grad():
-        assert model.tables().precision == "highest"
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            assert model.tables(numerics=Numerics.training(model.settings.precision)).precision == "bf16"
+            assert model.tables().precision == "highest"
 
 
 @pytest.mark.gpu
@@ -112,6 +114,66 @@ def test_rounded_tables_are_normalised_where_no_kernel_reads_them(boundary: bool
         entering = Boundary(SoftmaxTransition(*rows))
     log_probs, _ = plain_window(tables, Batch(tokens, torch.full((count,), 2)), belief, entering)
     assert abs(float(log_probs.double().sum(1).exp().sum()) - 1) < 1e-4
+
+
+def as_if_kernels_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlhmm.tables._rounded_by_kernels", lambda tables: tables.precision == "bf16")
+
+
+@pytest.mark.parametrize("out_scale", [0.5, 8.0])
+def test_queries_in_bf16_read_an_hmm_whose_rows_sum_to_one(out_scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features are rounded, and the normaliser is that of rounded features: tiles and rows agree."""
+    exact = kept_tables(out_scale, 5.0)
+    as_if_kernels_rounded(monkeypatch)
+    tables = exact.with_precision("bf16")
+    assert tables.precision == "bf16"
+    assert isinstance(tables.transition, SoftmaxTransition)
+    assert isinstance(exact.transition, SoftmaxTransition)
+    expected = in_bf16(exact.transition)
+    torch.testing.assert_close(tables.transition.out.double(), expected.out, rtol=0, atol=0)
+    torch.testing.assert_close(tables.transition.log_normalizer.double(), expected.log_normalizer, rtol=1e-6, atol=1e-5)
+    rows = tables.transition.log_rows(torch.arange(tables.num_states)).exp().sum(1)
+    torch.testing.assert_close(rows, torch.ones(tables.num_states), rtol=1e-4, atol=0)
+    tokens = torch.cartesian_prod(torch.arange(WORDS), torch.arange(WORDS))
+    log_probs, _ = plain_window(tables, Batch(tokens, torch.full((len(tokens),), 2)), None, None)
+    assert abs(float(log_probs.double().sum(1).exp().sum()) - 1) < 1e-4
+    torch.testing.assert_close(HMM(tables).log_prob(tokens), log_probs.double().sum(1).float(), rtol=1e-5, atol=1e-4)
+
+
+def test_tables_moved_to_where_kernels_round_get_the_normaliser_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = kept_tables(8.0, 200.0).with_precision("bf16")
+    monkeypatch.setattr(
+        "vlhmm.tables._rounded_by_kernels", lambda tables: tables.precision == "bf16" and tables is not on_cpu
+    )
+    moved = on_cpu.to(dtype=torch.float32)
+    assert isinstance(moved.transition, SoftmaxTransition)
+    rows = moved.transition.log_rows(torch.arange(moved.num_states)).double().exp().sum(1)
+    assert torch.equal(moved.transition.out, moved.transition.out.bfloat16().float())
+    torch.testing.assert_close(rows, torch.ones_like(rows), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+def test_on_a_cpu_the_precision_of_queries_changes_nothing(transition: str) -> None:
+    hmm, tokens = HMM(with_large_logits(transition).tables().detach()), text(2, 16)
+    for precision in ("bf16", "tf32", "highest"):
+        other = hmm.with_precision(precision)
+        assert other.tables.precision == precision
+        assert torch.equal(other.log_prob(tokens), hmm.log_prob(tokens))
+    assert hmm.tables.precision == "highest"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+def test_queries_in_bf16_score_the_rounded_hmm(transition: str) -> None:
+    """Over all texts of two words probabilities sum to one, in kernels and in rows."""
+    with torch.no_grad():
+        hmm = HMM(with_large_logits(transition, 2.0).to("cuda").tables().detach())
+    tokens = torch.cartesian_prod(torch.arange(WORDS), torch.arange(WORDS))
+    for precision, room in (("highest", 1e-5), ("tf32", 1e-4), ("bf16", 2e-2)):
+        asked = hmm.with_precision(precision)  # type: ignore[arg-type]
+        assert abs(float(asked.log_prob(tokens).double().exp().sum()) - 1) < room
+        rows = asked.tables.transition.log_rows(torch.arange(hmm.num_states, device="cuda")).double().exp().sum(1)
+        torch.testing.assert_close(rows, torch.ones_like(rows), rtol=1e-4, atol=0)
 
 
 def test_what_fades_matters_only_where_nothing_is_rounded() -> None:

@@ -14,6 +14,7 @@ import triton
 
 from vlhmm.models import Model, ModelSettings
 from vlhmm.ops.emission import kernel, launch, log_emission, reference, word_layout
+from vlhmm.precision import Numerics
 from vlhmm.support import Support, blocked_support, cloned_support
 
 # Of values and of gradients, relative to the largest element. Operands are exact in every precision, so that of values only
@@ -250,7 +251,7 @@ def test_a_graph_replays_what_a_model_computes():
     cotangent = torch.randn(support.num_words, support.states_per_word, device="cuda")
 
     def gradient() -> torch.Tensor:
-        log_prob = model.emission(None, features, model.support, model._layout())
+        log_prob = model.emission(None, features, model.support, model._layout(), Numerics.training("bf16"))
         return torch.autograd.grad(log_prob, weight, cotangent)[0]
 
     stream = torch.cuda.Stream()

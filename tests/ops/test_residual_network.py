@@ -222,9 +222,12 @@ def test_higher_precisions_stay_float32_on_a_gpu(precision: str) -> None:
 
 
 @pytest.mark.gpu
-def test_tables_made_once_are_float32_on_a_gpu() -> None:
+def test_on_a_gpu_gradient_mode_changes_no_number() -> None:
     inputs = random_inputs(700, 256, "cuda")
-    precise = [value.detach().double() for value in inputs]
-    with torch.no_grad():
-        (found,) = residual_networks(inputs[0], [[parameters(inputs)]], [700], eps=EPS, precision="bf16")
-    assert error(found, reference.residual_network(*precise, eps=EPS)) < 1e-6
+    every: tuple[Precision, ...] = ("bf16", "tf32", "highest")
+    for precision in every:
+        found = []
+        for gradients in (True, False):
+            with torch.set_grad_enabled(gradients):
+                found += residual_networks(inputs[0], [[parameters(inputs)]], [700], eps=EPS, precision=precision)
+        assert torch.equal(*found)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vlhmm.training.run_folder import LOG, STATE, RunFolder, read_log
 from vlhmm.tensor_file import FolderError, write_tensors
+from vlhmm.training.run_folder import LOG, STATE, RunFolder, read_log
 
 
 def test_a_log_with_a_line_cut_short_is_read_without_it(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def word_log_probs(
 ) -> Float[Tensor, "B T"]:
     """log softmax(weight h + bias) at each token."""
     hidden, targets = hidden.flatten(0, 1), tokens.flatten()
-    # A text scored in one piece would need logits of its length times the vocabulary.
-    rows = len(hidden) if torch.is_grad_enabled() else max(1, MAX_LOGITS // len(weight))
+    # A text scored in one piece would need logits of its length times the vocabulary. A gradient needs all of them anyway.
+    rows = len(hidden) if hidden.requires_grad else max(1, MAX_LOGITS // len(weight))
     parts = [
         -F.cross_entropy(F.linear(some, weight, bias), wanted, reduction="none")
         for some, wanted in zip(hidden.split(rows), targets.split(rows), strict=True)

@@ -13,10 +13,10 @@ from vlhmm.ops import dispatch
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
 from vlhmm.ops.groups.of_window import window_groups
 from vlhmm.ops.recursion import recursion
-from vlhmm.tables import Belief, Tables
+from vlhmm.tables import AnyTables, Belief
 
 
-def kernels_take(tables: Tables) -> bool:
+def kernels_take(tables: AnyTables) -> bool:
     support = tables.support
     return (
         support.num_groups > 1
@@ -25,7 +25,7 @@ def kernels_take(tables: Tables) -> bool:
     )
 
 
-def _read_by_kernels(tables: Tables) -> bool:
+def _read_by_kernels(tables: AnyTables) -> bool:
     operands = tables.transition.operands()
     if operands is None:
         return False
@@ -34,7 +34,7 @@ def _read_by_kernels(tables: Tables) -> bool:
 
 
 def blocked_window(
-    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
     """log p(x_t | x_<t) and the last log message; sequences with a number near the smallest of its type are done again plainly.
 
@@ -56,7 +56,7 @@ def blocked_window(
 
 
 def plain_window(
-    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
     """The same without the kernels, of the features that they would have read."""
     if tables.precision == "bf16":
@@ -66,7 +66,9 @@ def plain_window(
     return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
 
 
-def blocked_factors(tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> BlockedFactors:
+def blocked_factors(
+    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+) -> BlockedFactors:
     """The factors of a window, the rows of a boundary behind those of the tables."""
     support, transition = tables.support, tables.transition
     past, first_entered = None if belief is None else belief.token, None

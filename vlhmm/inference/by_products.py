@@ -12,18 +12,19 @@ from vlhmm.inference.gather import Batch, Boundary, Starts, window_emission, win
 from vlhmm.ops.message_recursion import message_recursion
 from vlhmm.ops.recursion import recursion
 from vlhmm.records import convert
-from vlhmm.tables import Belief, Tables
+from vlhmm.tables import AnyTables, Belief
 from vlhmm.transitions import Transition
 
 
-def by_products(tables: Tables) -> bool:
+def by_products(tables: AnyTables) -> bool:
     return tables.support.dense and tables.transition.by_products
 
 
 def product_window(
-    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
     """log p(x_t | x_<t) and the last log message; sequences with underflow are done again by tiles, in float64."""
+    log_emission = window_emission(tables, batch)
     starts = window_starts(tables, batch, belief)
     if belief is not None and boundary is not None:
         starts = _entered(starts, belief, boundary)
@@ -32,14 +33,14 @@ def product_window(
         starts.log_previous,
         starts.log_inits,
         starts.init_of,
-        window_emission(tables, batch),
+        log_emission,
         batch.lengths,
         has_zeros=_has_zeros(tables.transition),
     )
     rows = run.underflow.nonzero()[:, 0]
     if not rows.numel():
         return run.token_log_probs, run.log_last
-    factors = window_factors(tables, batch, belief, boundary).sequences(rows)
+    factors = window_factors(tables, batch, belief, boundary, log_emission).sequences(rows)
     again = recursion(convert(factors, dtype=torch.float64), "highest")
     dtype = run.token_log_probs.dtype
     return (

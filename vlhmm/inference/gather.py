@@ -14,7 +14,7 @@ from vlhmm.ops.groups.of_window import beginnings, window_groups
 from vlhmm.ops.recursion import Factors
 from vlhmm.ops.recursion.reference import safe_logsumexp
 from vlhmm.support import Support
-from vlhmm.tables import Belief, Tables
+from vlhmm.tables import AnyTables, Belief, Tables
 from vlhmm.transitions import Transition
 
 CPU_WINDOW_BYTES = 1 << 28
@@ -68,7 +68,7 @@ class Starts:
     init_of: Int[Tensor, "B T"]
 
 
-def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts:
+def window_starts(tables: AnyTables, batch: Batch, belief: Belief | None) -> Starts:
     support, past = tables.support, None if belief is None else belief.token
     # Small launches count: they are all that a short text takes on a GPU.
     if batch.tokens.is_cuda:
@@ -80,14 +80,14 @@ def window_starts(tables: Tables, batch: Batch, belief: Belief | None) -> Starts
     return Starts(group, log_previous(tables, batch, belief), log_inits(tables), init_of)
 
 
-def log_previous(tables: Tables, batch: Batch, belief: Belief | None) -> Float[Tensor, "B K"]:
+def log_previous(tables: AnyTables, batch: Batch, belief: Belief | None) -> Float[Tensor, "B K"]:
     """The message that a window begins from; without a belief nothing reads it."""
     if belief is not None:
         return belief.log_probs
-    return tables.log_emission.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
+    return tables.log_start.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
 
 
-def log_inits(tables: Tables) -> Float[Tensor, "G K"]:
+def log_inits(tables: AnyTables) -> Float[Tensor, "G K"]:
     """The start by group."""
     support = tables.support
     if support.partition:
@@ -96,9 +96,18 @@ def log_inits(tables: Tables) -> Float[Tensor, "G K"]:
 
 
 def window_factors(
-    tables: Tables, batch: Batch, belief: Belief | None = None, boundary: Boundary | None = None
+    tables: AnyTables,
+    batch: Batch,
+    belief: Belief | None = None,
+    boundary: Boundary | None = None,
+    log_emission: Float[Tensor, "B T K"] | None = None,
 ) -> Factors:
-    """The factors of `batch`, begun from the start distribution or carried on from `belief`."""
+    """The factors of `batch`, begun from the start distribution or carried on from `belief`.
+
+    `log_emission`: the `window_emission`, where it is known already.
+    """
+    if log_emission is None:
+        log_emission = window_emission(tables, batch)
     support, num_groups = tables.support, tables.support.num_groups
     starts = window_starts(tables, batch, belief)
     if belief is not None and boundary is not None and support.dense:
@@ -123,18 +132,17 @@ def window_factors(
         log_tiles, tile_of = _distinct_tiles(tables.transition, support, support, pair[:, 1:])
         tile_of = torch.cat([entering_of, tile_of + entering.shape[0]], dim=1)
         log_tiles = torch.cat([entering, log_tiles])
-    log_emission = window_emission(tables, batch)
     return Factors(
         *(starts.log_previous, starts.log_inits, starts.init_of, log_tiles, tile_of, log_emission, batch.lengths),
         same_ahead=num_groups == 1,
     )
 
 
-def window_emission(tables: Tables, batch: Batch) -> Float[Tensor, "B T K"]:
+def window_emission(tables: AnyTables, batch: Batch) -> Float[Tensor, "B T K"]:
     """log p(x_t | z) over the K states of each token."""
-    if tables.by_position:
-        return tables.log_emission.view(*batch.tokens.shape, -1)
-    return word_rows(tables.log_emission, batch.tokens)
+    if isinstance(tables, Tables):
+        return word_rows(tables.log_emission, batch.tokens)
+    return tables.emissions_of(batch.tokens)
 
 
 def _entered(starts: Starts, belief: Belief, boundary: Boundary, support: Support) -> Starts:
@@ -161,7 +169,7 @@ def _distinct_tiles(
     return transition.log_tiles(source, distinct // target.num_groups, target, distinct % target.num_groups), tile_of
 
 
-def default_window(tables: Tables, size: int) -> int:
+def default_window(tables: AnyTables, size: int) -> int:
     """The number of positions whose factors fit into what a window may take."""
     return window_for(tables.support, tables.dtype, size)
 

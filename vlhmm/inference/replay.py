@@ -49,8 +49,8 @@ MEMORY_PART = 16
 
 
 class Fixed:
-    """What the tables of a dense HMM alone decide, made when it is first needed and kept: the matrix products' tile takes half the
-    transition table's memory, that of `moves` all of it."""
+    """What the tables of a dense HMM alone decide, made when it is first needed and kept: the matrix products' tile takes the
+    transition table's memory, in bf16 half of it, that of `moves` all of it."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -349,7 +349,7 @@ class Replays:
     def _room(self, query: Query, tokens: Tensor) -> int:
         # Beside the positions, the tile in its several forms.
         states = self._tables.num_states
-        return query.room * tokens.numel() * states + 14 * states**2
+        return query.room * tokens.numel() * states + 16 * states**2
 
     def _forget(self) -> None:
         """Tables changed in place: everything is made anew."""

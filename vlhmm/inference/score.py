@@ -14,7 +14,7 @@ from vlhmm.inference.by_products import by_products, product_window
 from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, window_for, windows
 from vlhmm.ops.recursion import filtered, kernels_run, recursion
 from vlhmm.support import Support
-from vlhmm.tables import Belief, Tables
+from vlhmm.tables import AnyTables, Belief, Tables
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Scored:
 
 
 def score(
-    tables: Tables,
+    tables: AnyTables,
     batch: Batch,
     belief: Belief | None = None,
     boundary: Boundary | None = None,
@@ -41,7 +41,7 @@ def score(
         return Scored(token_log_probs, Belief(batch.last_tokens(), log_last))
     parts: list[Tensor] = []
     # Sequences end in different windows: each keeps the belief it had at its end.
-    log_last = tables.log_emission.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
+    log_last = tables.log_start.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
     token = batch.tokens[:, 0]
     for first, rows, part in windows(batch, window):
         carried = Belief(token, log_last).of(rows) if first else belief and belief.of(rows)
@@ -60,11 +60,11 @@ def score(
 
 
 def reads_positions(support: Support, dtype: torch.dtype, batch: Batch) -> bool:
-    """Whether `score` needs of the emissions of such tables the batch's own rows alone: `Tables.by_position`."""
+    """Whether `WindowTables` serve to score the batch: one window reads the rows of its tokens, and makes them once."""
     return support.dense and batch.num_positions <= window_for(support, dtype, batch.tokens.shape[0])
 
 
-def can_be_captured(tables: Tables, batch: Batch) -> bool:
+def can_be_captured(tables: AnyTables, batch: Batch) -> bool:
     """Whether a CUDA graph can hold `score`: it then asks the device nothing, and its shapes follow from those of the batch.
 
     A text of several windows is asked which sequences reach each of them.
@@ -78,7 +78,7 @@ def can_be_captured(tables: Tables, batch: Batch) -> bool:
 
 
 def _window(
-    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
     """log p(x_t | x_<t) and the last log message of one window, by the kernels where they apply."""
     if kernels_take(tables):
@@ -89,7 +89,7 @@ def _window(
 
 
 def _checkpointed(
-    tables: Tables, batch: Batch, belief: Belief | None, boundary: Boundary | None
+    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Tensor, Tensor]:
     """One window whose factors are made again on the way back, so that only beliefs are kept of a long text."""
     log_probs = None if belief is None else belief.log_probs

@@ -38,7 +38,7 @@ def read_text(
 
     One stream is exact. Several are an approximation for speed: each part is read with WARM_TOKENS before and after it.
     """
-    tables = replace(tables, precision="highest")
+    tables = tables.with_precision("highest")
     # More streams than this would read more around their parts than these are long.
     streams = max(1, min(streams, len(tokens) // (2 * WARM_TOKENS)))
     parts = parts_of(tables, tokens, streams, before=WARM_TOKENS, after=WARM_TOKENS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -85,7 +85,7 @@ def recall(
         raise ValueError(
             f"contexts of {longest} tokens need a longer text than {len(tokens)}: ask for shorter ones, or give more text"
         )
-    tables = replace(tables, precision="highest")
+    tables = tables.with_precision("highest")
     support = tables.support
     # A part shorter than its context would be read for that alone.
     streams = max(1, min(streams, len(tokens) // (2 * longest)))

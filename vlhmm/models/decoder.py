@@ -37,16 +37,16 @@ class DecoderShape:
 class Decoder(nn.Module):
     """Layers of attention and gated networks with rotary positions, then a norm. Values are left to whoever makes it."""
 
-    def __init__(self, shape: DecoderShape, precision: Precision) -> None:
+    def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.shape, self.precision = shape, precision
+        self.shape = shape
         self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(shape.layers)])
         self.norm = nn.RMSNorm(shape.dim, shape.norm_eps)
 
-    def forward(self, embedding: Float[Tensor, "*B n H"]) -> Float[Tensor, "*B n H"]:
+    def forward(self, embedding: Float[Tensor, "*B n H"], precision: Precision = "highest") -> Float[Tensor, "*B n H"]:
         rotation = rotary(embedding, self.shape.head_dim, self.shape.rope_theta)
         hidden = embedding
-        with _products_in(self.precision, embedding):
+        with _products_in(precision, embedding):
             for layer in self.layers:
                 hidden = layer(hidden, rotation)
         normed: Tensor = self.norm(hidden)
@@ -130,7 +130,7 @@ def rotated(heads: Float[Tensor, "b heads n D"], rotation: tuple[Tensor, Tensor]
 
 
 def _products_in(precision: Precision, embedding: Tensor) -> AbstractContextManager[object]:
-    """In training on a GPU products read bf16 if that is the precision; tables made to be kept are worth float32."""
+    """On a GPU products of float32 read bf16 if that is the precision."""
     if precision != "bf16" or not _rounds(embedding):
         return nullcontext()
     # Weights that a capture has cast and kept would be those of its first step for ever.
@@ -138,4 +138,4 @@ def _products_in(precision: Precision, embedding: Tensor) -> AbstractContextMana
 
 
 def _rounds(embedding: Tensor) -> bool:
-    return torch.is_grad_enabled() and embedding.is_cuda and embedding.dtype == torch.float32
+    return embedding.is_cuda and embedding.dtype == torch.float32

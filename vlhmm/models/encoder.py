@@ -12,7 +12,7 @@ from vlhmm.models.settings import ModelSettings, Role
 from vlhmm.models.unfilled import unfilled
 from vlhmm.ops.residual_network import Parameters, residual_networks
 from vlhmm.ops.state_rows import state_rows
-from vlhmm.precision import Precision
+from vlhmm.precision import EXACT, Numerics, Precision
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,15 @@ class ResidualMLP(nn.Module):
     Appendix A.3 of Chiu & Rush; the biases are those of their code.
     """
 
-    def __init__(self, dim: int, precision: Precision = "highest") -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.precision = precision
         self.first = unfilled(nn.Linear, dim, dim)
         self.second = unfilled(nn.Linear, dim, dim)
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, embedding: Float[Tensor, "n H"]) -> Float[Tensor, "n H"]:
+    def forward(self, embedding: Float[Tensor, "n H"], precision: Precision = "highest") -> Float[Tensor, "n H"]:
         (features,) = residual_networks(
-            embedding, [[self.tensors()]], [embedding.shape[0]], eps=self.norm.eps, precision=self.precision
+            embedding, [[self.tensors()]], [embedding.shape[0]], eps=self.norm.eps, precision=precision
         )
         return features
 
@@ -80,7 +79,12 @@ class StateEncoder(nn.Module):
         self.emit_network = _networks(depth if "emit" in roles else 0, settings)
 
     def features(
-        self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
+        self,
+        states: Int[Tensor, " n"] | None,
+        leaving: Int[Tensor, " l"] | None = None,
+        *,
+        start: bool = True,
+        numerics: Numerics = EXACT,
     ) -> StateFeatures:
         """The features of `states`, equally many of each block, block by block; None: of all. `leaving`: these are left,
         `states` themselves first; None: they alone."""
@@ -96,25 +100,25 @@ class StateEncoder(nn.Module):
             together["out"] = self.out_network, num_left
         if self.emit_embedding is None:
             together["emit"] = self.emit_network, num_states
-        features = _encoded(embedded, first, together)
+        features = _encoded(embedded, first, together, numerics)
         if self.out_embedding is not None:
-            features["out"] = self.out_network(self._embedded_from(self.out_embedding, leaving, num_states)[0])
+            of_left, _ = self._embedded_from(self.out_embedding, leaving, num_states)
+            features["out"] = _through(self.out_network, of_left, numerics)
         if self.emit_embedding is not None:
-            features["emit"] = self.emit_network(self._embedded_from(self.emit_embedding, states, num_states)[0])
+            of_emitting, _ = self._embedded_from(self.emit_embedding, states, num_states)
+            features["emit"] = _through(self.emit_network, of_emitting, numerics)
         if start and self.start == "left":
             features["start"] = features["out"][:num_states]
         return StateFeatures(features.get("start"), features["out"], features["into"], features["emit"])
 
-    def out(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
+    def out(self, states: Int[Tensor, " n"], numerics: Numerics = EXACT) -> Float[Tensor, "n H"]:
         """`features(states).out` alone."""
         embedding = self.embedding if self.out_embedding is None else self.out_embedding
-        features: Tensor = self.out_network(self._embedded(embedding, states))
-        return features
+        return _through(self.out_network, self._embedded(embedding, states), numerics)
 
-    def into(self, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
+    def into(self, states: Int[Tensor, " n"] | None, numerics: Numerics = EXACT) -> Float[Tensor, "n H"]:
         """`features(states).into` alone."""
-        features: Tensor = self.into_network(self._embedded(self.embedding, states))
-        return features
+        return _through(self.into_network, self._embedded(self.embedding, states), numerics)
 
     def _embedded(self, embedding: nn.Embedding, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
         return self._embedded_from(embedding, states, 0)[0]
@@ -142,16 +146,21 @@ class NoEncoder(nn.Module):
         self.nothing: Tensor
 
     def features(
-        self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
+        self,
+        states: Int[Tensor, " n"] | None,
+        leaving: Int[Tensor, " l"] | None = None,
+        *,
+        start: bool = True,
+        numerics: Numerics = EXACT,
     ) -> StateFeatures:
         nothing = rows(self.nothing, states)
         out = nothing if leaving is None else rows(self.nothing, leaving)
         return StateFeatures(nothing if start else None, out, nothing, nothing)
 
-    def out(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
+    def out(self, states: Int[Tensor, " n"], numerics: Numerics = EXACT) -> Float[Tensor, "n H"]:
         return rows(self.nothing, states)
 
-    def into(self, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
+    def into(self, states: Int[Tensor, " n"] | None, numerics: Numerics = EXACT) -> Float[Tensor, "n H"]:
         return rows(self.nothing, states)
 
 
@@ -170,7 +179,9 @@ Readers = dict[str, tuple[nn.Module, int]]
 """By role: the network, and how many rows of the embedding it reads."""
 
 
-def _encoded(embedding: Float[Tensor, "m H"], first: Float[Tensor, "n H"], readers: Readers) -> dict[str, Tensor]:
+def _encoded(
+    embedding: Float[Tensor, "m H"], first: Float[Tensor, "n H"], readers: Readers, numerics: Numerics
+) -> dict[str, Tensor]:
     """What each reader makes of its rows, all or the first; residual networks run side by side."""
     chains = {role: chain for role, (network, _) in readers.items() if (chain := _residual_networks(network))}
     features = dict[str, Tensor]()
@@ -181,13 +192,20 @@ def _encoded(embedding: Float[Tensor, "m H"], first: Float[Tensor, "n H"], reade
             [[network.tensors() for network in chain] for chain in chains.values()],
             [readers[role][1] for role in chains],
             eps=some.norm.eps,
-            precision=some.precision,
+            precision=numerics.tables,
         )
         features |= zip(chains, made, strict=True)
     others = {role: reader for role, reader in readers.items() if role not in chains}
     return features | {
         role: network(first if count == first.shape[0] else embedding) for role, (network, count) in others.items()
     }
+
+
+def _through(network: nn.Module, embedding: Float[Tensor, "n H"], numerics: Numerics) -> Float[Tensor, "n H"]:
+    """What a network of `_networks` makes of the embedding."""
+    for residual in _residual_networks(network):
+        embedding = residual(embedding, numerics.tables)
+    return embedding
 
 
 def _residual_networks(network: nn.Module) -> list[ResidualMLP]:
@@ -197,7 +215,7 @@ def _residual_networks(network: nn.Module) -> list[ResidualMLP]:
 
 def _networks(depth: int, settings: ModelSettings) -> nn.Module:
     """So many residual networks, one after the other."""
-    networks = [ResidualMLP(settings.dim, settings.precision) for _ in range(depth)]
+    networks = [ResidualMLP(settings.dim) for _ in range(depth)]
     match networks:
         case []:
             return nn.Identity()

@@ -18,7 +18,7 @@ from vlhmm.ops.emission.by_token import token_log_emission, token_log_softmax
 from vlhmm.ops.emission.word_rows import word_rows
 from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
-from vlhmm.precision import Precision
+from vlhmm.precision import Numerics
 from vlhmm.support import Support
 from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
 
@@ -30,9 +30,10 @@ Targets = Int[Tensor, " m"] | None
 """Those entered."""
 Into = Float[Tensor, "m H"]
 LiveTargets = Bool[Tensor, " m"] | None
-LogEmission = Float[Tensor, "rows K"]
-"""A row for every word, or for every token where some are given."""
-Tokens = Int[Tensor, "B T"] | None
+LogEmission = Float[Tensor, "X K"]
+Rows = Float[Tensor, "N K"]
+"""Of the emission, for each of N = B T tokens."""
+Tokens = Int[Tensor, "B T"]
 
 
 class FactoredStart(nn.Module):
@@ -60,18 +61,20 @@ class ScalarStart(nn.Module):
 class SoftmaxHead(nn.Module):
     """log A[z, z'] = out_z . in_z' - log sum over all z' asked for.
 
-    `precision` is that of the normaliser in training, which must be that of the tiles it is for, else rows would not sum to
-    one. Tables that are kept for inference get it in float32.
+    The precision of the normaliser is that of the tiles it is for, else rows would not sum to one. Not all tiles are `rounded`:
+    only the kernels of the blocked recursion round the features of theirs.
     """
 
-    def __init__(self, out_scale: float, precision: Precision) -> None:
+    def __init__(self, out_scale: float, rounded: bool) -> None:
         super().__init__()
         self.out_scale = out_scale
-        self.precision = precision
+        self.rounded = rounded
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         out = _scaled(out, self.out_scale)
-        precision = self.precision if torch.is_grad_enabled() else "highest"
+        precision = numerics.recursion if self.rounded else "highest"
         out, into, log_normalizer = factors_and_row_logsumexp(out, into, live, precision=precision)
         if live is not None:
             out, into = _behind_barrier(out, into, live)
@@ -90,7 +93,9 @@ class BlockFactoredHead(nn.Module):
         self.block = unfilled(nn.Linear, dim, num_blocks)
         self.out_scale = out_scale
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         if live is None:
             return BlockFactoredTransition(self.block(out).log_softmax(dim=1), _scaled(out, self.out_scale), into)
         by_block = live.view(self.block.out_features, -1)
@@ -110,7 +115,9 @@ class LowRankHead(nn.Module):
         self.from_class = unfilled(nn.Linear, dim, rank, bias=False)
         self.out_scale = out_scale
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         log_out = self.to_class(_scaled(out, self.out_scale)).log_softmax(dim=1)
         return LowRankTransition(log_out, _mask(self.from_class(into).T, live).log_softmax(dim=1).T)
 
@@ -122,7 +129,9 @@ class TableHead(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(torch.empty(num_states, num_states))
 
-    def forward(self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets) -> Transition:
+    def forward(
+        self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
+    ) -> Transition:
         if source is not None and live is None:
             return TableTransition(table_log_softmax(self.logits, source, target))
         logits = rows(self.logits, source)
@@ -134,23 +143,28 @@ class TableHead(nn.Module):
 class FactoredEmission(nn.Module):
     """log p(x | z) = word_x . emit_z + bias_x, normalised over the words that z can emit."""
 
-    def __init__(self, num_words: int, dim: int, bias: bool, precision: Precision) -> None:
+    def __init__(self, num_words: int, dim: int, bias: bool) -> None:
         super().__init__()
-        self.precision = precision
         self.words = unfilled(nn.Linear, dim, num_words, bias=bias)
 
     def forward(
+        self, states: States, features: Features, support: Support, layout: WordLayout | None, numerics: Numerics
+    ) -> LogEmission:
+        words, bias = self.words.weight, self.words.bias
+        return log_emission(features, words, bias, support, layout, precision=numerics.tables)
+
+    def rows(
         self,
+        tokens: Tokens,
         states: States,
         features: Features,
         support: Support,
         layout: WordLayout | None,
-        tokens: Tokens = None,
-    ) -> LogEmission:
+        numerics: Numerics,
+    ) -> Rows:
+        """`forward`, its rows of the tokens."""
         words, bias = self.words.weight, self.words.bias
-        if tokens is None:
-            return log_emission(features, words, bias, support, layout, precision=self.precision)
-        return token_log_emission(features, words, bias, tokens, support, layout, precision=self.precision)
+        return token_log_emission(features, words, bias, tokens, support, layout, precision=numerics.tables)
 
 
 class ScalarEmission(nn.Module):
@@ -161,21 +175,28 @@ class ScalarEmission(nn.Module):
         self.logits = nn.Parameter(torch.empty(num_words, states_per_word))
 
     def forward(
+        self, states: States, features: Features, support: Support, layout: WordLayout | None, numerics: Numerics
+    ) -> LogEmission:
+        return normalize_over_words(self._logits(states, support), support, layout)
+
+    def rows(
         self,
+        tokens: Tokens,
         states: States,
         features: Features,
         support: Support,
         layout: WordLayout | None,
-        tokens: Tokens = None,
-    ) -> LogEmission:
-        logits: Tensor = self.logits
-        if states is not None:
-            # A state's column is its number within its block, and blocks have as many states as columns.
-            columns = states.view(support.num_groups, -1) % logits.shape[1]
-            logits = logits.gather(1, columns.index_select(0, support.group_of_word))
-        if tokens is None:
-            return normalize_over_words(logits, support, layout)
-        return token_log_softmax(logits, tokens, support, layout)
+        numerics: Numerics,
+    ) -> Rows:
+        """`forward`, its rows of the tokens."""
+        return token_log_softmax(self._logits(states, support), tokens, support, layout)
+
+    def _logits(self, states: States, support: Support) -> LogEmission:
+        if states is None:
+            return self.logits
+        # A state's column is its number within its block, and blocks have as many states as columns.
+        columns = states.view(support.num_groups, -1) % self.logits.shape[1]
+        return self.logits.gather(1, columns.index_select(0, support.group_of_word))
 
 
 class UnmaskedEmission(nn.Module):
@@ -186,29 +207,33 @@ class UnmaskedEmission(nn.Module):
         self.logits = nn.Parameter(torch.empty(num_states, num_words))
 
     def forward(
-        self,
-        states: States,
-        features: Features,
-        support: Support,
-        layout: WordLayout | None,
-        tokens: Tokens = None,
+        self, states: States, features: Features, support: Support, layout: WordLayout | None, numerics: Numerics
     ) -> LogEmission:
         log_prob = self.logits.log_softmax(dim=1) if states is None else table_log_softmax(self.logits, states, None)
         emitters = support.states_of_group[support.group_of_word]
         # Cells of the flat table: the gradient of those of its transpose would have to be transposed back.
         words = torch.arange(support.num_words, device=emitters.device)
         cells = emitters * support.num_words + words[:, None]
-        table = log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
-        return table if tokens is None else word_rows(table, tokens).flatten(0, 1)
+        return log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
+
+    def rows(
+        self,
+        tokens: Tokens,
+        states: States,
+        features: Features,
+        support: Support,
+        layout: WordLayout | None,
+        numerics: Numerics,
+    ) -> Rows:
+        """`forward`, its rows of the tokens."""
+        return word_rows(self(states, features, support, layout, numerics), tokens).flatten(0, 1)
 
 
 def transition_head(settings: ModelSettings, support: Support) -> TransitionHead:
     """The head of `settings.transition`; raises where the support does not allow it, or memory for a table."""
     match settings.transition:
         case "softmax":
-            # Only the kernels of the blocked recursion round the features of their tiles.
-            rounded = support.num_groups > 1
-            return SoftmaxHead(settings.out_scale, settings.precision if rounded else "highest")
+            return SoftmaxHead(settings.out_scale, rounded=support.num_groups > 1)
         case "block-factored":
             if not support.partition:
                 raise ValueError(

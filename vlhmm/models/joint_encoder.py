@@ -12,6 +12,7 @@ from vlhmm.models.decoder import Decoder, DecoderShape
 from vlhmm.models.encoder import StateFeatures, roles_apart, rows
 from vlhmm.models.settings import ModelSettings, Role
 from vlhmm.models.unfilled import unfilled
+from vlhmm.precision import EXACT, Numerics
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -70,10 +71,15 @@ class JointEncoder(nn.Module):
             self.networks = nn.ModuleDict({role: _network(settings, 1) for role in self.roles})
 
     def features(
-        self, states: Int[Tensor, " n"] | None, leaving: Int[Tensor, " l"] | None = None, *, start: bool = True
+        self,
+        states: Int[Tensor, " n"] | None,
+        leaving: Int[Tensor, " l"] | None = None,
+        *,
+        start: bool = True,
+        numerics: Numerics = EXACT,
     ) -> StateFeatures:
         """As `StateEncoder.features`."""
-        encoded = self._encoded()
+        encoded = self._encoded(numerics)
         nothing = self.embedding.weight[:, :0]
         into, out, emit = (encoded.get(role, nothing) for role in ("into", "out", "emit"))
         begins = rows(out if self.start == "left" else into, states) if start else None
@@ -84,17 +90,17 @@ class JointEncoder(nn.Module):
             emit=rows(emit, states),
         )
 
-    def out(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
+    def out(self, states: Int[Tensor, " n"], numerics: Numerics = EXACT) -> Float[Tensor, "n H"]:
         """`features(states).out` alone."""
-        return self.features(states, start=False).out
+        return self.features(states, start=False, numerics=numerics).out
 
-    def into(self, states: Int[Tensor, " n"] | None) -> Float[Tensor, "n H"]:
+    def into(self, states: Int[Tensor, " n"] | None, numerics: Numerics = EXACT) -> Float[Tensor, "n H"]:
         """`features(states).into` alone."""
-        return self.features(states, start=False).into
+        return self.features(states, start=False, numerics=numerics).into
 
-    def _encoded(self) -> dict[Role, Float[Tensor, "Z H"]]:
+    def _encoded(self, numerics: Numerics) -> dict[Role, Float[Tensor, "Z H"]]:
         if self.network is not None and self.cuts_output:
-            parts = self.network(self.embedding.weight).chunk(len(self.roles), dim=1)
+            parts = _through(self.network, self.embedding.weight, numerics).chunk(len(self.roles), dim=1)
             return {role: part.contiguous() for role, part in zip(self.roles, parts, strict=True)}
         networks = [self.network or self.networks[role] for role in self.roles]
         embeddings = [self._embedding(role) for role in self.roles]
@@ -102,13 +108,20 @@ class JointEncoder(nn.Module):
         if self.network is None and len(layered) == len(networks):
             made = _side_by_side(layered, embeddings)
         else:
-            made = [network(embedding) for network, embedding in zip(networks, embeddings, strict=True)]
+            made = [_through(*pair, numerics) for pair in zip(networks, embeddings, strict=True)]
         return dict(zip(self.roles, made, strict=True))
 
     def _embedding(self, role: Role) -> Float[Tensor, "Z H"]:
         own = {"into": None, "out": self.out_embedding, "emit": self.emit_embedding}[role]
         weight: Tensor = (own or self.embedding).weight
         return weight
+
+
+def _through(network: nn.Module, embedding: Float[Tensor, "Z H"], numerics: Numerics) -> Float[Tensor, "Z W"]:
+    """What a network of `_network` makes of the embedding."""
+    for layer in network if isinstance(network, nn.Sequential) else [network]:
+        embedding = layer(embedding, numerics.tables) if isinstance(layer, Decoder) else layer(embedding)
+    return embedding
 
 
 def _side_by_side(
@@ -153,7 +166,7 @@ def _network(settings: ModelSettings, num_roles: int) -> nn.Module:
         settings.rope_theta,
         settings.norm_eps,
     )
-    decoder = Decoder(shape, settings.precision)
+    decoder = Decoder(shape)
     if num_roles == 1:
         return decoder
     # Else all roles would have the same features, and transitions would be symmetric.

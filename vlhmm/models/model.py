@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from vlhmm.memory import require_memory
 from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
-from vlhmm.models.encoder import NoEncoder, StateEncoder, rows
+from vlhmm.models.encoder import NoEncoder, StateEncoder, StateFeatures, rows
 from vlhmm.models.heads import (
     EmissionHead,
     FactoredEmission,
@@ -27,13 +29,25 @@ from vlhmm.models.initialisation import initialise
 from vlhmm.models.joint_encoder import JointEncoder
 from vlhmm.models.settings import ModelSettings
 from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
-from vlhmm.precision import Precision
+from vlhmm.precision import EXACT, Numerics
 from vlhmm.support import Support, blocked_support
-from vlhmm.tables import Tables
+from vlhmm.tables import Tables, WindowTables
 from vlhmm.transitions import Transition
 
 Window = Kept | LiveColumns | None
 """The states that a window uses: some of each block, all but with dead columns, or all."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the tables of a window are made of."""
+
+    support: Support
+    states: Int[Tensor, " n"] | None
+    features: StateFeatures
+    log_start: Float[Tensor, " n"]
+    transition: Transition
+    boundary: Transition | None
 
 
 class Model(nn.Module):
@@ -111,9 +125,7 @@ class Model(nn.Module):
         elif scalar or settings.emission == "free":
             self.emission = ScalarEmission(support.num_words, support.states_per_word)
         else:
-            self.emission = FactoredEmission(
-                support.num_words, settings.dim, settings.emission_bias, settings.precision
-            )
+            self.emission = FactoredEmission(support.num_words, settings.dim, settings.emission_bias)
         initialise(self, settings, generator)
 
     def _lay_out(self) -> None:
@@ -143,11 +155,12 @@ class Model(nn.Module):
         """Number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def tables(self, window: Window = None) -> Tables:
+    def tables(self, window: Window = None, *, numerics: Numerics = EXACT) -> Tables:
         """Compute the tables of the HMM.
 
         Args:
             window: The states in use, a `Kept` or `LiveColumns`; None: all.
+            numerics: What matrix products on a GPU read, here and in the recursion; the default is float32.
 
         Returns:
             The tables, differentiable in the parameters.
@@ -159,14 +172,15 @@ class Model(nn.Module):
             >>> loss = -vlhmm.HMM(model.tables()).log_prob([[0, 2, 1]]).sum()
             >>> loss.backward()
         """
-        return self.tables_with_boundary(None, window)[0]
+        return self.tables_with_boundary(None, window, numerics=numerics)[0]
 
-    def boundary(self, source: Kept, target: Kept | None) -> Transition:
+    def boundary(self, source: Kept, target: Kept | None, *, numerics: Numerics = EXACT) -> Transition:
         """Compute the transition from the states of one window to those of the next, normalised over the latter.
 
         Args:
             source: Source states, of any blocks in any order.
             target: Target states; None: all.
+            numerics: What matrix products on a GPU read.
 
         Returns:
             The transition, a row for each source state.
@@ -180,10 +194,10 @@ class Model(nn.Module):
         """
         target_states = self._flat(target)
         source_states = source.states.flatten()
-        into = self.encoder.into(target_states)
+        into = self.encoder.into(target_states, numerics)
         live = self._live(target_states, None)
         transition: Transition = self.transition(
-            source_states, self.encoder.out(source_states), target_states, into, live
+            source_states, self.encoder.out(source_states, numerics), target_states, into, live, numerics
         )
         return transition
 
@@ -193,7 +207,7 @@ class Model(nn.Module):
         window: Window,
         *,
         with_start: bool = True,
-        tokens: Int[Tensor, "B T"] | None = None,
+        numerics: Numerics = EXACT,
     ) -> tuple[Tables, Transition | None]:
         """Compute `tables(window)` and `boundary(previous, window)` in one pass of the networks.
 
@@ -201,7 +215,7 @@ class Model(nn.Module):
             previous: The states of the window before; None: no boundary is needed, beliefs move by the transition of the tables.
             window: The states in use, a `Kept` or `LiveColumns`; None: all.
             with_start: Compute the start distribution. Without it the start is -inf, for a window that never reads it.
-            tokens: Compute the emissions of these tokens alone (see `Tables.by_position`); None: of all words.
+            numerics: What matrix products on a GPU read.
 
         Returns:
             The tables, and the transition from the states of `previous` or None.
@@ -214,40 +228,79 @@ class Model(nn.Module):
             >>> tables.num_states, boundary.log_rows(torch.tensor([0])).shape
             (4, torch.Size([1, 4]))
         """
+        parts = self._parts(previous, window, with_start, numerics)
+        log_emission = self._above_floor(
+            self.emission(parts.states, parts.features.emit, parts.support, self._layout(), numerics), parts.support
+        )
+        tables = Tables(
+            parts.support, parts.log_start, parts.transition, log_emission, self.reset_token, numerics.recursion
+        )
+        return tables, parts.boundary
+
+    def window_tables(
+        self, previous: Kept | None, window: Window, *, with_start: bool = True, numerics: Numerics = EXACT
+    ) -> tuple[WindowTables, Transition | None]:
+        """Compute `tables_with_boundary` without the table of emissions, for a window that reads few of its rows.
+
+        Args:
+            previous: The states of the window before; None: no boundary is needed.
+            window: The states in use; None: all.
+            with_start: Compute the start distribution.
+            numerics: What matrix products on a GPU read.
+
+        Returns:
+            Tables that compute the emissions of a window's tokens when they are asked for, and the transition from the states of
+            `previous` or None.
+
+        Example:
+            >>> import numpy as np
+            >>> model = vlhmm.neural_hmm(vlhmm.Blocks(np.zeros(5, np.int64), 1), states_per_block=4, dim=8)
+            >>> tables, _ = model.window_tables(None, None)
+            >>> torch.allclose(tables.emissions_of(torch.tensor([[2]])), model.tables().log_emission[2])
+            True
+        """
+        parts = self._parts(previous, window, with_start, numerics, as_table=True)
+        emissions_of = partial(self._emissions_of, parts, numerics)
+        tables = WindowTables(
+            parts.support, parts.log_start, parts.transition, emissions_of, self.reset_token, numerics.recursion
+        )
+        return tables, parts.boundary
+
+    def _emissions_of(self, parts: _Parts, numerics: Numerics, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
+        made_for = (parts.states, parts.features.emit, parts.support, self._layout(), numerics)
+        log_emission = self._above_floor(self.emission.rows(tokens, *made_for), parts.support, tokens)
+        return log_emission.view(*tokens.shape, -1)
+
+    def _parts(
+        self, previous: Kept | None, window: Window, with_start: bool, numerics: Numerics, as_table: bool = False
+    ) -> _Parts:
+        """All but the emission; `as_table`: a softmax over all states of a dense HMM is not left in factors."""
         states, leaving = self._flat(window), None
         if previous is not None:
             numbers = self.states_of_group.flatten() if states is None else states
             leaving = torch.cat([numbers, previous.states.flatten()])
         support = self.support_of(window)
-        features = self.encoder.features(states, leaving, start=with_start)
+        features = self.encoder.features(states, leaving, start=with_start, numerics=numerics)
         live = self._live(states, window)
         if features.start is None:
             log_start = features.emit.new_full((support.num_states,), -torch.inf)
         else:
             log_start = self.start(states, features.start, live)
         head = self.transition
-        if tokens is not None and support.num_groups == 1 and isinstance(head, SoftmaxHead):
+        if as_table and support.num_groups == 1 and isinstance(head, SoftmaxHead):
             transition: Transition = head.table(features.out, features.into, live)
         else:
-            transition = head(states if leaving is None else leaving, features.out, states, features.into, live)
+            left = states if leaving is None else leaving
+            transition = head(left, features.out, states, features.into, live, numerics)
         boundary = None
         if previous is not None:
             transition, boundary = transition.split_rows([support.num_states, previous.states.numel()])
-        tables = Tables(
-            support,
-            log_start,
-            transition,
-            self._above_floor(self.emission(states, features.emit, support, self._layout(), tokens), support, tokens),
-            self.reset_token,
-            self._precision(),
-            by_position=tokens is not None,
-        )
-        return tables, boundary
+        return _Parts(support, states, features, log_start, transition, boundary)
 
     def _above_floor(
-        self, log_emission: Float[Tensor, "rows K"], support: Support, tokens: Int[Tensor, "B T"] | None
+        self, log_emission: Float[Tensor, "rows K"], support: Support, tokens: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "rows K"]:
-        """Each state's emission mixed with an even one over the words it can emit."""
+        """Each state's emission mixed with an even one over the words it can emit. A row for every token; None: for every word."""
         floor = self.settings.emission_floor
         if not floor:
             return log_emission
@@ -261,18 +314,13 @@ class Model(nn.Module):
         groups = of_word if tokens is None else of_word[tokens.flatten()]
         return torch.logaddexp(log_emission + math.log1p(-floor), log_even[groups] + math.log(floor))
 
-    def _precision(self) -> Precision:
-        """That of the tiles. Tables made to be kept are read as they are: logits grow until the rounding of features shows."""
-        kept = not torch.is_grad_enabled() and self.support.num_groups > 1
-        return "highest" if kept else self.settings.precision
-
     def forward(
         self,
         previous: Kept | None,
         window: Window,
         *,
         with_start: bool = True,
-        tokens: Int[Tensor, "B T"] | None = None,
+        numerics: Numerics = EXACT,
     ) -> tuple[Tables, Transition | None]:
         """Compute `tables_with_boundary`, as `model(...)` of PyTorch.
 
@@ -280,7 +328,7 @@ class Model(nn.Module):
             previous: The states of the window before; None: no boundary is needed.
             window: The states in use; None: all.
             with_start: Compute the start distribution.
-            tokens: Compute the emissions of these tokens alone; None: of all words.
+            numerics: What matrix products on a GPU read.
 
         Returns:
             The tables, and the transition from the states of `previous` or None.
@@ -292,7 +340,7 @@ class Model(nn.Module):
             >>> tables.num_states, boundary
             (8, None)
         """
-        return self.tables_with_boundary(previous, window, with_start=with_start, tokens=tokens)
+        return self.tables_with_boundary(previous, window, with_start=with_start, numerics=numerics)
 
     def kept_after_dropout(
         self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None

@@ -59,7 +59,7 @@ class ModelSettings:
     """code: embeddings N(0, 1), the rest as PyTorch does; paper: Kaiming uniform weights, biases 0; normal: embeddings, those of
     words too, N(0, 1), free logits N(0, init_scale^2), the rest as PyTorch does."""
     precision: Precision = "bf16"
-    """What matrix products on a GPU read, in networks, recursion, normaliser and emissions; a CPU computes in float32."""
+    """What matrix products on a GPU read in training, in networks, recursion, normaliser and emissions; a CPU computes in float32."""
     init_scale: float = 0.01
     """Free logits start from U(-init_scale, init_scale)."""
     start: Literal["entered", "left", "free"] = "entered"

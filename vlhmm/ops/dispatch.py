@@ -84,14 +84,14 @@ EMISSION = Kernels("emission softmax")
 # All pairs of positions are compared: beyond, sorting is less work.
 GROUP_ORDER = Kernels("positions sorted by group", max_size=1 << 13, size="positions")
 MAX_PRODUCT = Kernels("max-product (Viterbi)", condition="one tile for all positions")
-RESIDUAL_NETWORK = Kernels("residual network", max_size=1024, size="width", condition="in training")
+RESIDUAL_NETWORK = Kernels("residual network", max_size=1024, size="width", condition="bf16 or tf32")
 ROW_LOGSUMEXP = Kernels(
     "row logsumexp (softmax normaliser)",
     dtypes=(torch.float32, torch.bfloat16, torch.float16),
     max_size=512,
     size="width",
 )
-STATE_ROWS = Kernels("rows of state embeddings", condition="in training")
+STATE_ROWS = Kernels("rows of state embeddings", condition="embeddings that are trained")
 TABLE_SOFTMAX = Kernels("log-softmax of a table")
 TOKEN_EMISSION = Kernels("emission at the tokens of a window", condition="dense support")
 WINDOW_GROUPS = Kernels("groups of a window")

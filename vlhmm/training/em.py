@@ -19,6 +19,7 @@ from vlhmm.inference.fit import maximized, mixed, total_counts
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts
 from vlhmm.models import Model
+from vlhmm.precision import Numerics
 from vlhmm.settings import settings_from
 from vlhmm.tables import Tables
 from vlhmm.training.checkpoint import save_model
@@ -149,7 +150,8 @@ class BaumWelchTask:
         first = self.step % self.num_batches
         if first == 0:
             self._tables, self._counts, self._log_prob = None, None, 0.0
-        tables = self._tables = self._tables or self.model.tables().detach()
+        numerics = Numerics.training(self.model.settings.precision)
+        tables = self._tables = self._tables or self.model.tables(numerics=numerics).detach()
         batch = Batch(tokens.to(device), torch.full((tokens.shape[0],), tokens.shape[1], device=device))
         rows = range(first * settings.batch_size, (first + 1) * settings.batch_size)
         part, part_log_prob = total_counts(tables, [(rows, batch)])
@@ -181,7 +183,7 @@ class BaumWelchTask:
         return self.step % self.num_batches == 0
 
     def evaluate(self) -> float:
-        scorer = HMMScorer(self.model.tables().detach())
+        scorer = HMMScorer(self.model.tables().detach()).quick()
         perplexity = evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
         self.best.offer(perplexity, self.model.state_dict())
         return perplexity

@@ -22,7 +22,7 @@ from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
 from vlhmm.models import Kept, Model, Window, split_frozen
 from vlhmm.ops.clipping import clip_gradients
-from vlhmm.precision import network_products
+from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
 from vlhmm.training.settings import TrainSettings
 
@@ -38,6 +38,7 @@ class Step:
 
     def __init__(self, model: Model, settings: TrainSettings) -> None:
         self.model, self.settings = model, settings
+        self._numerics = Numerics.training(model.settings.precision)
         device = model.group_of_word.device
         on_gpu = device.type == "cuda"
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -178,7 +179,8 @@ class Step:
         batch = Batch(self._tokens, self._lengths, full=True)
         # Of all states: with some left out it fits all the more.
         alone = reads_positions(self.model.support, self.loss.dtype, batch)
-        tables, transition = self.model(previous, window, with_start=begins, tokens=self._tokens if alone else None)
+        make = self.model.window_tables if alone else self.model
+        tables, transition = make(previous, window, with_start=begins, numerics=self._numerics)
         boundary = None if transition is None else Boundary(transition)
         belief = None if fresh else self._belief
         self.static_shapes = can_be_captured(tables, batch)
@@ -190,7 +192,7 @@ class Step:
     def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
         """log p(x_t, z_t | z_t-1). All states take part, whatever the dropout: a token's own must not be missing."""
         self.static_shapes = True
-        tables = self.model.tables()
+        tables = self.model.tables(numerics=self._numerics)
         if fresh:
             return path_log_probs(tables, Batch(self._tokens, self._lengths), states[:, 1:])
         tokens = torch.cat([self._belief.token[:, None], self._tokens], dim=1)

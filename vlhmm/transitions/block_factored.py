@@ -80,6 +80,9 @@ class BlockFactoredTransition:
         # Its normaliser is made with its tiles, of the same features.
         return self
 
+    def renormalized(self) -> BlockFactoredTransition:
+        return self
+
     def operands(self) -> TransitionOperands:
         return TransitionOperands(self.out, self.into, self.log_block, per_block=True)
 

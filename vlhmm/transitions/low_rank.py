@@ -66,6 +66,9 @@ class LowRankTransition:
     def rounded(self) -> LowRankTransition:
         return self
 
+    def renormalized(self) -> LowRankTransition:
+        return self
+
     def operands(self) -> None:
         return None
 

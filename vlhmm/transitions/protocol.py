@@ -154,6 +154,20 @@ class Transition(Protocol):
         """
         ...
 
+    def renormalized(self) -> Transition:
+        """Compute the stored normaliser anew from the features, in float32 or float64.
+
+        Returns:
+            The transition whose rows sum to one; where no normaliser is stored, the same.
+
+        Example:
+            >>> from vlhmm.tables import SoftmaxTransition
+            >>> out, into = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [1.0]])
+            >>> SoftmaxTransition(out, into, torch.zeros(2)).renormalized().log_rows(torch.tensor([0])).exp()
+            tensor([[0.2689, 0.7311]])
+        """
+        ...
+
     def operands(self) -> TransitionOperands | None:
         """Hand out plain tensors for the kernels of the blocked recursion.
 

@@ -9,6 +9,7 @@ from functools import partial
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.ops.row_logsumexp import row_logsumexp
 from vlhmm.ops.transition_tiles import TransitionOperands, softmax_tiles
 from vlhmm.support import Support
 from vlhmm.transitions.rows import check_square, joined, push_by_rows, to_bf16
@@ -65,6 +66,9 @@ class SoftmaxTransition:
 
     def rounded(self) -> SoftmaxTransition:
         return replace(self, out=to_bf16(self.out), into=to_bf16(self.into))
+
+    def renormalized(self) -> SoftmaxTransition:
+        return replace(self, log_normalizer=row_logsumexp(self.out, self.into, precision="highest"))
 
     def operands(self) -> TransitionOperands:
         return TransitionOperands(self.out, self.into, self.log_normalizer)

@@ -58,6 +58,9 @@ class TableTransition:
     def rounded(self) -> TableTransition:
         return self
 
+    def renormalized(self) -> TableTransition:
+        return self
+
     def operands(self) -> TransitionOperands:
         return TransitionOperands(self.log_prob, None, None)
 

@@ -39,7 +39,7 @@ class BlockedRun:
     """
 
 
-def blocked_recursion(factors: BlockedFactors, precision: Precision = "bf16") -> BlockedRun:
+def blocked_recursion(factors: BlockedFactors, precision: Precision = "highest") -> BlockedRun:
     """log p(x_t | x_<t), differentiable in every log factor and in the features or the table.
 
     `precision` is that of matrix operands on a GPU. A CPU, and float64 anywhere, computes in the tensors' own type.
@@ -52,7 +52,7 @@ def blocked_recursion(factors: BlockedFactors, precision: Precision = "bf16") ->
 
 
 def blocked_recursion_by_kernels(
-    factors: BlockedFactors, precision: Precision = "bf16", cut: Cut | None = None
+    factors: BlockedFactors, precision: Precision = "highest", cut: Cut | None = None
 ) -> BlockedRun:
     """The same by the Triton kernels, in float32; `cut` overrules how the work is cut into pieces."""
     transition = factors.transition

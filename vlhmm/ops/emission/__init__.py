@@ -24,20 +24,17 @@ def log_emission(
     support: Support,
     layout: WordLayout | None = None,
     *,
-    precision: Precision = "bf16",
+    precision: Precision = "highest",
 ) -> Float[Tensor, "X K"]:
     """emit_z . word_x + bias_x, normalised over the words that z can emit: log p(x | z) for x's own z.
 
-    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products of training read their
-    operands in `precision`; all others are made in the operands' own.
+    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products of float32 read their
+    operands in `precision`.
     """
     if support.partition and _kernels_take(emit, words, bias):
         # Triton is needed here alone.
         from vlhmm.ops.emission.launch import tiled_log_emission
 
-        if not torch.is_grad_enabled():
-            # Tables made to be kept; the recursion that reads them rounds no emissions either.
-            precision = "highest"
         return tiled_log_emission(emit, words, bias, layout or _layout(support), precision)
     if support.partition and support.num_groups > 1:
         blocks = emit.view(support.num_groups, support.states_per_word, emit.shape[1])
@@ -47,8 +44,7 @@ def log_emission(
     else:
         states = support.states_of_group[support.group_of_word]
         if emit.is_cuda:
-            # As above: tables made to be kept round nothing.
-            rounds = torch.is_grad_enabled() and emit.dtype == words.dtype == torch.float32
+            rounds = emit.dtype == words.dtype == torch.float32
             logits = logits_of_all_pairs(emit, words, states, precision if rounds else "highest")
         else:
             logits = scattered_logits(emit, words, states)

@@ -24,7 +24,7 @@ from vlhmm.records import convert
 __all__ = ["Factors", "filtered", "kernels_run", "recursion"]
 
 
-def recursion(factors: Factors, precision: Precision = "bf16") -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
+def recursion(factors: Factors, precision: Precision = "highest") -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
     """log p(x_t | x_<t), 0 past the length, and log p(z | x) of the last state; differentiable in every log factor.
 
     `precision` is for kernels on a GPU; elsewhere, and in float64, the factors' own type is used.
@@ -69,7 +69,7 @@ def kernels_run(dtype: torch.dtype, device: torch.device) -> bool:
 
 @torch.no_grad()
 def filtered(
-    factors: Factors, precision: Precision = "bf16"
+    factors: Factors, precision: Precision = "highest"
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K"], Float[Tensor, "B K"]]:
     """log p(x_t | x_<t), 0 past the length; log p(z_t | x_<=t), -inf past the length; the same at the last position."""
     if _kernels_take(factors):

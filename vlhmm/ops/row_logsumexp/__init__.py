@@ -30,7 +30,7 @@ def row_logsumexp(
     into: Float[Tensor, "Y H"],
     live: Bool[Tensor, " Y"] | None = None,
     *,
-    precision: Precision = "bf16",
+    precision: Precision = "highest",
     chunk_bytes: int | None = None,
 ) -> Float[Tensor, " Z"]:
     """log sum_y exp(out_z . in_y) over the y that are `live`; None: all.
@@ -47,7 +47,7 @@ def factors_and_row_logsumexp(
     into: Float[Tensor, "Y H"],
     live: Bool[Tensor, " Y"] | None = None,
     *,
-    precision: Precision = "bf16",
+    precision: Precision = "highest",
     chunk_bytes: int | None = None,
 ) -> Factors:
     """`out`, `into` and their `row_logsumexp`.

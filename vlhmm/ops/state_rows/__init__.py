@@ -49,8 +49,8 @@ def state_rows_by_kernels(
 
 
 def _kernels_take(per_state: Tensor, states: Tensor) -> bool:
-    trained = torch.is_grad_enabled() and per_state.requires_grad
-    return trained and dispatch.STATE_ROWS.serve(per_state, states)
+    # Their gain is in the gradient.
+    return per_state.requires_grad and dispatch.STATE_ROWS.serve(per_state, states)
 
 
 class _StateRows(torch.autograd.Function):

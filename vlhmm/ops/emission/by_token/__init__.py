@@ -31,7 +31,7 @@ def token_log_emission(
     support: Support,
     layout: WordLayout | None = None,
     *,
-    precision: Precision = "bf16",
+    precision: Precision = "highest",
 ) -> Float[Tensor, "N K"]:
     """`log_emission(emit, words, bias, support)`, its rows of the N = B T tokens."""
     if bias is None and _kernels_take_factors(support, emit, words, precision):
