@@ -160,7 +160,10 @@ def _suspect(
             emits = factors.log_emission.gather(1, last[:, :, None].expand(-1, -1, alpha.shape[2]))[:, 0] > -torch.inf
             doubtful = doubtful | (emits & (alpha[:, -1] * totals.gather(1, last) < precise)).any(1)
         rows = (~suspect & doubtful).nonzero()[:, 0]
-        if rows.numel():
+        if rows.numel() == suspect.shape[0]:
+            # All of them, as a rule: the zeros are those of the tiles that they share.
+            suspect = _lost(factors, scaled, alpha, totals, precise)
+        elif rows.numel():
             part = replace(scaled, emission=scaled.emission[rows], log_shift=scaled.log_shift[rows])
             suspect[rows] = _lost(factors.sequences(rows), part, alpha[rows], totals[rows], precise)
     return suspect
@@ -180,12 +183,17 @@ def _lost(
 ) -> Bool[Tensor, " B"]:
     """Whether some state is possible whose probability, before it is normalised, came out below `precise`."""
 
-    def least(values: Tensor, log_values: Tensor, dims: list[int]) -> Tensor:
-        return values.masked_fill(log_values == -torch.inf, torch.inf).amin(dims)
+    def least(values: Tensor, log_values: Tensor | None, dims: list[int]) -> Tensor:
+        """Of those that are possible; without logs, of those that are not zero."""
+        smallest = values.amin(dims)
+        if bool((smallest > 0).all()):
+            return smallest
+        impossible = values <= 0 if log_values is None else log_values == -torch.inf
+        return values.masked_fill(impossible, torch.inf).amin(dims)
 
     # Most often the smallest numbers that meet at a position say that nothing can be lost there.
     previous = least(factors.log_previous.exp(), factors.log_previous, [1])
-    before = torch.cat([previous[:, None], alpha.masked_fill(alpha <= 0, torch.inf).amin(2)[:, :-1]], dim=1)
+    before = torch.cat([previous[:, None], least(alpha, None, [2])[:, :-1]], dim=1)
     came = before * least(scaled.tiles, factors.log_tiles, [1, 2])[factors.tile_of]
     if factors.log_inits.shape[0]:
         begun = least(scaled.inits, factors.log_inits, [1])[factors.init_of.clamp(min=0)]
