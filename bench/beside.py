@@ -16,7 +16,7 @@ from bench.workloads import products_read
 from experiments.side_by_side import StepsAhead
 from vlhmm.cluster import Blocks, one_block
 from vlhmm.models import build_blocked
-from vlhmm.ops.recursion.cutting import nobody_waits
+from vlhmm.ops.recursion.cutting import no_cooperative_kernels
 from vlhmm.training.presets import Recipe, preset
 from vlhmm.training.step import EAGER_STEPS, Step
 
@@ -85,7 +85,7 @@ def _timed(
         try:
             stream = torch.cuda.Stream(device) if device.type == "cuda" else None
             own_backward = torch.autograd.set_multithreading_enabled(False)
-            own_kernels = nullcontext() if waits else nobody_waits()
+            own_kernels = nullcontext() if waits else no_cooperative_kernels()
             with own_backward, own_kernels, torch.cuda.stream(stream) if stream else nullcontext():
                 step, windows = _training(recipe, num_words, device, seed)
                 ahead = StepsAhead(stream)

@@ -20,7 +20,7 @@ from vlhmm.training.trainer import LOG_STEPS
 
 EpochWork = Literal["PTB", "PTBb"]
 
-LEAST_FALL = 0.01
+MIN_FALL = 0.01
 """Nats per token by which an epoch's losses must fall: more than rounding."""
 
 
@@ -64,6 +64,6 @@ def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -
     tenth = max(1, len(losses) // 10)
     first, last = fmean(losses[:tenth]), fmean(losses[-tenth:])
     tokens = len(windows) * recipe.train.batch_size * recipe.train.window
-    if not last < first - LEAST_FALL:
+    if not last < first - MIN_FALL:
         return Epoch(work, None, tokens, reads, first, last, f"wrong: the loss went from {first:.3f} to {last:.3f}")
     return Epoch(work, seconds, tokens, reads, first, last)

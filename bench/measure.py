@@ -11,7 +11,7 @@ import torch
 
 from bench.workloads import Answer, NotOffered, Timed
 
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 """An engine's measurements of one row end when they have taken so long."""
 
 
@@ -65,7 +65,7 @@ def compare(
     taken: dict[str, list[float]] = {name: [] for name in right}
     for _ in range(repeat):
         for name, timed in right.items():
-            if sum(taken[name]) < MOST_SECONDS:
+            if sum(taken[name]) < MAX_SECONDS:
                 # The caches are those of the engine before: only the second time is it in its stride.
                 timed.run()
                 taken[name].append(seconds_of(timed.run, device))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.ours import STEPS_CHECKED, StepInputs, first_steps
 from bench.workloads import Answer, Timed
-from vlhmm.models import Kept, Model
+from vlhmm.models import Model, StateSubset
 from vlhmm.models.heads import BlockFactoredHead, FactoredEmission, SoftmaxHead
 from vlhmm.precision import Numerics, float32_products
 
@@ -35,9 +35,9 @@ class EagerTraining:
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        self.previous: tuple[Kept, Tensor, Tensor] | None = None
+        self.previous: tuple[StateSubset, Tensor, Tensor] | None = None
 
-    def step(self, tokens: Tensor, kept: Kept) -> float:
+    def step(self, tokens: Tensor, kept: StateSubset) -> float:
         model = self.model
         states = kept.states.flatten()
         features = model.encoder.features(states, numerics=self.numerics)
@@ -112,7 +112,7 @@ def _log_emission(model: Model, emit: Float[Tensor, "N H"], per_block: int) -> F
     return logits.log_softmax(1)
 
 
-def losses(inputs: StepInputs, kept: list[Kept], dtype: torch.dtype) -> Float[Tensor, " S"]:
+def losses(inputs: StepInputs, kept: list[StateSubset], dtype: torch.dtype) -> Float[Tensor, " S"]:
     """The losses of the first steps, with the states that each keeps given."""
     training = EagerTraining(inputs, dtype)
     steps = zip(inputs.windows[:STEPS_CHECKED], kept, strict=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.workloads import DenseInputs, StepSizes, Timed, Work, products_read
 from vlhmm.cluster import Blocks
 from vlhmm.hmm import HMM
-from vlhmm.models import Kept, Model, neural_hmm
+from vlhmm.models import Model, StateSubset, neural_hmm
 from vlhmm.precision import Precision
 from vlhmm.records import convert
 from vlhmm.support import dense_support
@@ -126,16 +126,16 @@ def step_inputs(sizes: StepSizes, device: torch.device, seed: int = 0, num_windo
     return StepInputs(sizes, model, settings, list(windows.to(device)))
 
 
-def first_steps(inputs: StepInputs) -> tuple[Float[Tensor, " S"], list[Kept]]:
+def first_steps(inputs: StepInputs) -> tuple[Float[Tensor, " S"], list[StateSubset]]:
     """Our losses of the first steps, and the states that each of them kept."""
     step = Step(copy.deepcopy(inputs.model), inputs.settings)
     losses: list[float] = []
-    kept: list[Kept] = []
+    kept: list[StateSubset] = []
     for number, window in enumerate(inputs.windows[:STEPS_CHECKED]):
         step(window, inputs.settings.learning_rate, fresh=number == 0)
         losses.append(float(step.loss))
         states = step.state().get("kept", inputs.model.states_of_group)
-        kept.append(Kept(states.clone()))
+        kept.append(StateSubset(states.clone()))
     return torch.tensor(losses, dtype=torch.float64), kept
 
 

@@ -209,13 +209,13 @@ class Pomegranate:
     # It holds an object a state and asks them one by one, which a GPU does not speed up.
     devices = ("cpu",)
 
-    MOST_BYTES = 8 << 30
+    MAX_BYTES = 8 << 30
     """Its counts take a few tensors of all pairs of states at every position."""
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         sizes = inputs.sizes
         needed = 12 * sizes.batch * sizes.length * sizes.states**2
-        if work == "W2" and needed > self.MOST_BYTES:
+        if work == "W2" and needed > self.MAX_BYTES:
             raise NotOffered(f"would take about {needed / 2**30:.0f} GiB")
         from pomegranate.distributions import Categorical
         from pomegranate.hmm import DenseHMM

@@ -24,7 +24,7 @@ DENSE_AXES: dict[Axis, tuple[int, ...]] = {
     "batch": (1, 8, 64, 200, 800),
     "length": (16, 64, 256, 1024),
 }
-MOST_STATES_WITH_COUNTS = 8192
+MAX_STATES_WITH_COUNTS = 8192
 STEP_AXES: dict[Axis, tuple[int, ...]] = {
     "num_blocks": (32, 64, 128, 256, 512),
     "states_per_block": (128, 256, 512, 1024, 2048),
@@ -84,7 +84,7 @@ def _sizes(quick: bool) -> Iterator[tuple[str, Axis, int, DenseSizes | StepSizes
     for axis, values in _axes(DENSE_AXES, quick):
         for value in values:
             for work in ("W1", "W2"):
-                if work == "W1" or axis != "states" or value <= MOST_STATES_WITH_COUNTS:
+                if work == "W1" or axis != "states" or value <= MAX_STATES_WITH_COUNTS:
                     yield work, axis, value, replace(dense, **{axis: value})
     steps: list[tuple[Step, dict[Axis, tuple[int, ...]]]] = [("W3b", STEP_AXES), ("W3", SOFTMAX_AXES)]
     for step, axes in steps:

@@ -20,7 +20,7 @@ import torch
 from experiments.row_settings import RowSettings, recipe_of
 from experiments.rows import RowEvent, RowRun, run_row
 from vlhmm.data import Corpus
-from vlhmm.ops.recursion.cutting import nobody_waits
+from vlhmm.ops.recursion.cutting import no_cooperative_kernels
 from vlhmm.training.trainer import LOG_STEPS, StepEvent
 
 
@@ -87,7 +87,7 @@ def train_side_by_side(
             # another uses them.
             own_backward = torch.autograd.set_multithreading_enabled(False)
             ahead = StepsAhead(stream)
-            own_kernels = nobody_waits() if jobs > 1 else nullcontext()
+            own_kernels = no_cooperative_kernels() if jobs > 1 else nullcontext()
             with own_backward, own_kernels, torch.cuda.stream(stream) if stream else nullcontext():
                 for event in training:
                     if isinstance(event, StepEvent):

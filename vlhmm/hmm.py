@@ -44,7 +44,7 @@ from vlhmm.validate import (
 if TYPE_CHECKING:
     from vlhmm.inference.replay import Replays
 
-MOST_PATHS = 100
+MAX_PATHS = 100
 """The largest k of `viterbi`."""
 
 
@@ -409,8 +409,8 @@ class HMM:
             >>> paths.log_prob
             tensor([[-4.1917, -4.6336]])
         """
-        if not is_integer(k) or not 1 <= k <= MOST_PATHS:
-            raise ValueError(f"k is {k}, but it must be between 1 and {MOST_PATHS} paths")
+        if not is_integer(k) or not 1 <= k <= MAX_PATHS:
+            raise ValueError(f"k is {k}, but it must be between 1 and {MAX_PATHS} paths")
         replays = self._replays_for(belief, window) if k == 1 else None
         if replays is not None and (found := replays.best_path(tokens, lengths)) is not None:
             return found

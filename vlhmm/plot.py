@@ -8,7 +8,7 @@ from typing import Any
 
 from vlhmm.text.answers import Explanation
 
-LEAST_EDGE = 0.02
+MIN_EDGE = 0.02
 """Moves between states that are less likely than this are not drawn."""
 
 
@@ -101,7 +101,7 @@ def trellis(explanation: Explanation, path: Path) -> None:
     axes = figure.subplots()
     image = axes.imshow(heat, cmap="Blues", vmin=0, aspect="auto")
     for column, before, after, prob in edges:
-        if prob >= LEAST_EDGE:
+        if prob >= MIN_EDGE:
             strength = min(1.0, 0.2 + 2 * prob)
             axes.plot([column, column + 1], [before, after], color="#c8442b", alpha=strength, linewidth=0.6 + 4 * prob)
     for column, token in enumerate(tokens):

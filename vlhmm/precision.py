@@ -1,6 +1,6 @@
 """Precision: what the matrix products on a GPU read. Whoever makes tables says it, in a `Numerics`.
 
-Kernels are told at each call. The products of networks are the library's, and what it reads of float32 is a setting of the whole
+Kernels are told at each call. The products of networks are those of cuBLAS, and what it reads of float32 is a setting of the whole
 process, looked at when a product is launched or captured: `float32_products` owns it. A graph that is replayed needs none of it.
 """
 
@@ -75,10 +75,10 @@ _of_this_thread = threading.local()
 
 @contextmanager
 def float32_products(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Within, the library's products of float32 on a GPU read float32 for the highest precision, else tf32.
+    """Within, cuBLAS products of float32 on a GPU read float32 for the highest precision, else tf32.
 
     Threads that want the same have it together, others wait their turn. So it is taken around a step or a window, never across
-    a `yield`; within it a graph may be captured, but it is not taken within a capture. It is not taken on the way back either,
+    a `yield`; within it a graph may be captured, but it is not taken within a capture. It is not taken in the backward pass either,
     which PyTorch walks for all threads in one of its own: `backward` is called within.
     """
     if device.type != "cuda":

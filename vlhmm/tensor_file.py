@@ -64,7 +64,7 @@ class TensorHeader:
 
 
 def read_tensor_header(path: Path) -> TensorHeader:
-    """Names, types and shapes; the library has compared them with the file's length."""
+    """Names, types and shapes; safetensors has compared them with the file's length."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

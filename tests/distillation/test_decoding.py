@@ -13,9 +13,9 @@ import vlhmm.distillation.teachers.drawing
 from vlhmm.distillation.teachers import Teacher, TextDrawer, draw_texts, load_teacher
 from vlhmm.distillation.teachers.decoding import (
     Drawn,
-    FixedWriter,
-    Manner,
     Prompts,
+    SamplingConfig,
+    StaticCacheGenerator,
     arrivals_of,
     can_be_fixed,
     draw_tokens,
@@ -72,10 +72,10 @@ def assert_equal(first: Drawn, second: Drawn) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_fixed_buffers_write_what_growing_keys_write(eos: int | None, temperature: float) -> None:
     model, prompts = grouped_model(), padded(1, 9, 4, 6, 2, 9, 3, 5)
-    manner = Manner(21, 37, eos, temperature)
+    sampling_config = SamplingConfig(21, 37, eos, temperature)
     first, second = seeded(0), seeded(0)
-    fixed = FixedWriter(model, 8, 9, manner).write(prompts, first)
-    growing = write_growing(model, prompts, manner, second)
+    fixed = StaticCacheGenerator(model, 8, 9, sampling_config).write(prompts, first)
+    growing = write_growing(model, prompts, sampling_config, second)
     assert_equal(fixed, growing)
     # Whatever is drawn next from the generator is the same too.
     assert torch.equal(first.get_state(), second.get_state())
@@ -85,18 +85,18 @@ def test_fixed_buffers_write_what_growing_keys_write(eos: int | None, temperatur
 
 
 def test_one_writer_serves_batch_after_batch() -> None:
-    model, manner = grouped_model(), Manner(10, 40, 7, 1.0)
-    writer = FixedWriter(model, 3, 6, manner)
+    model, sampling_config = grouped_model(), SamplingConfig(10, 40, 7, 1.0)
+    writer = StaticCacheGenerator(model, 3, 6, sampling_config)
     for seed, prompts in enumerate((padded(6, 2, 4), padded(3, 3, 1), padded(5, 6, 6))):
         assert writer.fits(prompts)
-        assert_equal(writer.write(prompts, seeded(seed)), write_growing(model, prompts, manner, seeded(seed)))
+        assert_equal(writer.write(prompts, seeded(seed)), write_growing(model, prompts, sampling_config, seeded(seed)))
     assert not writer.fits(padded(6, 2))
     assert not writer.fits(padded(slots_of(6, 10) - 9, 1, 1))
 
 
 def test_log_probs_in_fixed_buffers_are_the_models_own() -> None:
     model, prompts = grouped_model(), padded(2, 7, 5)
-    drawn = FixedWriter(model, 3, 7, Manner(12, 37, 7, 0.8)).write(prompts, seeded(3))
+    drawn = StaticCacheGenerator(model, 3, 7, SamplingConfig(12, 37, 7, 0.8)).write(prompts, seeded(3))
     for row, length in enumerate(drawn.lengths.tolist()):
         prompt = prompts.ids[row, prompts.attended[row].bool()]
         ids = torch.cat([prompt, drawn.tokens[row, :length]])
@@ -112,21 +112,21 @@ def test_texts_end_at_eos_or_at_max_tokens_and_are_zero_after() -> None:
     with torch.no_grad():
         model.lm_head.weight.zero_()
     prompts = padded(*[2] * 30)
-    manner = Manner(60, 2, 1, 1.0)
-    fixed = FixedWriter(model, 30, 2, manner).write(prompts, seeded(1))
-    for drawn in (fixed, write_growing(model, prompts, manner, seeded(1))):
+    sampling_config = SamplingConfig(60, 2, 1, 1.0)
+    fixed = StaticCacheGenerator(model, 30, 2, sampling_config).write(prompts, seeded(1))
+    for drawn in (fixed, write_growing(model, prompts, sampling_config, seeded(1))):
         for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True):
             assert row == [0] * (length - 1) + [1] + [0] * (60 - length)
         assert drawn.log_probs.tolist() == pytest.approx((-drawn.lengths * torch.log(torch.tensor(2.0))).tolist())
-    cut = FixedWriter(model, 30, 2, Manner(1, 2, 1, 1.0)).write(prompts, seeded(1))
+    cut = StaticCacheGenerator(model, 30, 2, SamplingConfig(1, 2, 1, 1.0)).write(prompts, seeded(1))
     assert cut.tokens.shape == (30, 1)
     assert cut.lengths.tolist() == [1] * 30
 
 
 def test_a_writer_that_has_stopped_early_begins_anew() -> None:
-    model, manner = grouped_model(), Manner(20, 40, 7, 0.05)
+    model, sampling_config = grouped_model(), SamplingConfig(20, 40, 7, 0.05)
     prompts = padded(4, 4)
-    writer = FixedWriter(model, 2, 4, manner)
+    writer = StaticCacheGenerator(model, 2, 4, sampling_config)
     assert_equal(writer.write(prompts, seeded(0)), writer.write(prompts, seeded(0)))
 
 
@@ -145,9 +145,9 @@ def test_attention_of_one_query_is_that_with_repeated_keys() -> None:
 
 
 def test_drawn_tokens_have_the_frequencies_of_a_softmax() -> None:
-    num, manner = 20_000, Manner(1, 5, None, 0.5)
+    num, sampling_config = 20_000, SamplingConfig(1, 5, None, 0.5)
     logits = torch.tensor([0.3, -1.0, 1.0, -torch.inf, 0.0, 9.0]).repeat(num, 1)
-    drawn, log_probs = draw_tokens(logits, manner, arrivals_of(num, manner, seeded(0), logits.device))
+    drawn, log_probs = draw_tokens(logits, sampling_config, arrivals_of(num, sampling_config, seeded(0), logits.device))
     probs = (logits[0, :5].double() / 0.5).softmax(0)
     torch.testing.assert_close(log_probs.exp(), probs[drawn], rtol=1e-5, atol=0)
     spread = (probs * (1 - probs) / num).sqrt()
@@ -155,9 +155,9 @@ def test_drawn_tokens_have_the_frequencies_of_a_softmax() -> None:
 
 
 def test_arrivals_of_a_row_do_not_depend_on_which_others_are_left() -> None:
-    manner, rows = Manner(1, 6, None, 1.0), torch.tensor([1, 3])
-    every = arrivals_of(4, manner, seeded(0), torch.device("cpu"))
-    assert torch.equal(arrivals_of(4, manner, seeded(0), torch.device("cpu"), rows), every[rows])
+    sampling_config, rows = SamplingConfig(1, 6, None, 1.0), torch.tensor([1, 3])
+    every = arrivals_of(4, sampling_config, seeded(0), torch.device("cpu"))
+    assert torch.equal(arrivals_of(4, sampling_config, seeded(0), torch.device("cpu"), rows), every[rows])
 
 
 def test_models_with_windows_or_without_the_promise_are_not_fixed() -> None:

@@ -157,7 +157,7 @@ def test_where_a_gradient_is_asked_for_there_is_no_graph() -> None:
 
 
 def test_an_idle_graph_makes_room_and_one_in_use_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(replay, "MAX_GRAPHS", 2)
     monkeypatch.setattr(replay, "IDLE_ASKS", 4)
     replays = Replays(small_tables("cpu"))
     tokens, _ = texts("cpu", 0, ragged=False)

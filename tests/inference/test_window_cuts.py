@@ -114,7 +114,7 @@ def test_a_text_of_several_windows_is_not_captured_in_a_graph(monkeypatch: pytes
 
 @pytest.mark.parametrize("transition", ["softmax", "block-factored"])
 def test_training_does_not_depend_on_the_window(transition: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long text is trained on window by window, each made again on the way back: the same loss and gradients."""
+    """A long text is trained on window by window, each made again in the backward pass: the same loss and gradients."""
     oracle, _ = random_hmm(Kind("blocked", "table", reset=False), seed=24)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(oracle.emission.shape[1], (2, 23), generator=generator)

@@ -7,7 +7,7 @@ from oracle import Oracle
 from small_models import ANY_SUPPORT, LOW_RANK, OVERLAPPING, PARTITIONS, VARIANTS, small_model
 
 from vlhmm.hmm import HMM
-from vlhmm.models import LiveColumns, Model, draw_columns
+from vlhmm.models import ColumnMask, Model, draw_columns
 from vlhmm.ops.emission import emitting_states
 from vlhmm.support import cloned_support, dense_support, uniform_support
 from vlhmm.tables import Tables
@@ -19,7 +19,7 @@ CASES = [
 SUPPORTS = {**PARTITIONS, **OVERLAPPING}
 
 
-def drawn(model: Model, seed: int = 0, dropout: float = 0.6) -> LiveColumns:
+def drawn(model: Model, seed: int = 0, dropout: float = 0.6) -> ColumnMask:
     columns = model.columns_after_dropout(dropout, torch.Generator().manual_seed(seed))
     assert columns is not None
     return columns

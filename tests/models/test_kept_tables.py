@@ -180,8 +180,8 @@ def test_what_fades_matters_only_where_nothing_is_rounded() -> None:
     tables, tokens = kept_tables(8.0, 200.0), text(2, 16)
     factors = blocked_factors(tables, Batch(tokens, torch.full((2,), 16)), None, None)
     strict, rounded = (blocked_recursion_by_kernels(factors, precision) for precision in ("highest", "tf32"))
-    assert strict.suspect.any()
-    assert not rounded.suspect.any()
+    assert strict.underflow.any()
+    assert not rounded.underflow.any()
     torch.testing.assert_close(rounded.token_log_probs, strict.token_log_probs, rtol=1e-3, atol=1e-3)
 
 
@@ -197,12 +197,12 @@ def test_kernels_score_kept_tables_of_large_logits_as_in_float64() -> None:
     tables, tokens = kept_tables(2.0, 50.0), text(2, 16)
     factors = blocked_factors(tables, Batch(tokens, torch.full((2,), 16)), None, None)
     run = blocked_recursion_by_kernels(factors, tables.precision)
-    assert not run.suspect.any()
+    assert not run.underflow.any()
     assert_as_in_float64(run.token_log_probs.double().sum(1), tables, tokens)
 
 
 def test_numbers_that_vanish_from_the_kernels_are_seen() -> None:
     tables, tokens = kept_tables(8.0, 200.0), text(2, 16)
     factors = blocked_factors(tables, Batch(tokens, torch.full((2,), 16)), None, None)
-    assert blocked_recursion_by_kernels(factors, tables.precision).suspect.any()
+    assert blocked_recursion_by_kernels(factors, tables.precision).underflow.any()
     assert_as_in_float64(HMM(tables).log_prob(tokens), tables, tokens)

@@ -7,7 +7,7 @@ from tiny import tiny_corpus
 
 import vlhmm
 from vlhmm.cluster import one_block
-from vlhmm.models import Kept
+from vlhmm.models import StateSubset
 from vlhmm.models.heads import LowRankHead
 from vlhmm.ops.emission import emitting_states
 from vlhmm.transitions import LowRankTransition
@@ -41,8 +41,8 @@ def test_states_that_are_dropped_leave_their_mass_to_their_classes(variant: str,
     model = small_model(variant, PARTITIONS[kind])
     generator = torch.Generator().manual_seed(1)
     previous, kept = (model.kept_after_dropout(0.5, generator) for _ in range(2))
-    assert isinstance(previous, Kept)
-    assert isinstance(kept, Kept)
+    assert isinstance(previous, StateSubset)
+    assert isinstance(kept, StateSubset)
     to_class, from_class = parts(model.tables().transition)
     tables, boundary = model.tables_with_boundary(previous, kept)
     states = kept.states.flatten()

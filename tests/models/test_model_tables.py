@@ -7,7 +7,7 @@ from small_models import ANY_SUPPORT, LOW_RANK, OVERLAPPING, PARTITIONS, VARIANT
 
 from vlhmm.cluster import random_blocks
 from vlhmm.hmm import HMM
-from vlhmm.models import Kept, Model, ModelSettings, build, neural_hmm
+from vlhmm.models import Model, ModelSettings, StateSubset, build, neural_hmm
 from vlhmm.ops.emission import emitting_states
 from vlhmm.support import Support, dense_support
 from vlhmm.tables import Tables
@@ -41,7 +41,7 @@ def renormalised(probs: torch.Tensor) -> torch.Tensor:
     return probs / probs.sum(-1, keepdim=True)
 
 
-def two_draws(model: Model) -> tuple[Kept, Kept]:
+def two_draws(model: Model) -> tuple[StateSubset, StateSubset]:
     generator = torch.Generator().manual_seed(4)
     previous, kept = model.kept_after_dropout(0.4, generator), model.kept_after_dropout(0.6, generator)
     assert previous is not None
@@ -110,7 +110,7 @@ def test_boundary_alone_equals_boundary_with_tables(variant):
     # A batch needs the blocks of its last tokens alone, some of them twice.
     some = torch.tensor([3, 1, 3])
     expected = every_row(alone, rows).view(*previous.states.shape, -1)[some].flatten(0, 1)
-    part = model.boundary(Kept(previous.states[some]), kept)
+    part = model.boundary(StateSubset(previous.states[some]), kept)
     torch.testing.assert_close(every_row(part, expected.shape[0]), expected)
 
 
@@ -245,7 +245,7 @@ def test_bad_requests_are_refused():
         small_model("neural, factored", OVERLAPPING["uniform"])
     blocked = small_model("neural softmax", PARTITIONS["blocked"])
     with pytest.raises(ValueError, match="kept for 2 blocks, but the model has 4"):
-        blocked.tables(Kept(torch.tensor([[0, 1], [5, 6]])))
+        blocked.tables(StateSubset(torch.tensor([[0, 1], [5, 6]])))
     with pytest.raises(ValueError, match="reset token is 9, but tokens go from 0 to 8"):
         small_model("neural softmax", PARTITIONS["blocked"], reset_token=9)
     with pytest.raises(ValueError, match="ask for 7 states per block, but the support has 5"):

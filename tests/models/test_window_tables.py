@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.score import score
-from vlhmm.models import Kept, Model
+from vlhmm.models import Model, StateSubset
 from vlhmm.support import Support
 from vlhmm.tables import AnyTables, Belief
 from vlhmm.transitions import SoftmaxTransition, TableTransition, Transition
@@ -51,8 +51,8 @@ def test_scores_and_gradients_are_those_of_the_tables(variant: str, kind: str) -
 def test_a_belief_over_other_states_enters_as_it_enters_the_tables(variant: str) -> None:
     support = PARTITIONS["dense"]
     model, batch = small_model(variant, support), text(support)
-    before, now = Kept(torch.tensor([[0, 2, 3]])), Kept(torch.tensor([[1, 2, 4]]))
-    previous = Kept(before.states.expand(3, -1))
+    before, now = StateSubset(torch.tensor([[0, 2, 3]])), StateSubset(torch.tensor([[1, 2, 4]]))
+    previous = StateSubset(before.states.expand(3, -1))
     log_probs = torch.randn(3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).log_softmax(1)
     found, expected = (
         score(tables, batch, Belief(batch.tokens[:, 0], log_probs), Boundary(boundary)).token_log_probs

@@ -93,7 +93,7 @@ def test_tiles_far_below_one_do_not_underflow() -> None:
     far = replace(factors.transition, row_term=factors.transition.row_term + 200)
     far_factors = replace(factors, transition=far, log_emission=factors.log_emission - 300)
     check_kernels(far_factors, "highest")
-    assert not blocked_recursion_by_kernels(moved_to(far_factors, DEVICE), "highest").suspect.any()
+    assert not blocked_recursion_by_kernels(moved_to(far_factors, DEVICE), "highest").underflow.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,7 +168,7 @@ def test_a_sequence_near_the_smallest_number_is_suspect() -> None:
     transition = replace(factors.transition, row_term=barred)
     factors = replace(factors, init_of=lasting, transition=transition, lengths=torch.full((3,), 3))
     run = blocked_recursion_by_kernels(moved_to(factors, DEVICE), "highest")
-    assert run.suspect.tolist() == [False, True, False]
+    assert run.underflow.tolist() == [False, True, False]
 
 
 def test_a_total_near_the_smallest_number_is_suspect_and_right() -> None:
@@ -179,7 +179,7 @@ def test_a_total_near_the_smallest_number_is_suspect_and_right() -> None:
     factors.transition.row_term[1::2] = 0
     factors = replace(factors, init_of=torch.full_like(factors.init_of, -1))
     run = blocked_recursion_by_kernels(moved_to(factors, DEVICE), "highest")
-    assert run.suspect.tolist() == [False, True, False]
+    assert run.underflow.tolist() == [False, True, False]
     expected, _ = reference.blocked_recursion(moved_to(factors, DEVICE, torch.float64))
     torch.testing.assert_close(run.token_log_probs.double(), expected, rtol=1e-5, atol=1e-5)
 

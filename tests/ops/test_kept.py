@@ -11,7 +11,7 @@ from vlhmm.support import dense_support
 from vlhmm.tables import Tables
 from vlhmm.transitions import TableTransition
 
-STATES, WORDS = moves.LEAST_STATES, 5
+STATES, WORDS = moves.MIN_STATES, 5
 
 
 def double_of(table: Tensor, made: list[int]) -> Tensor:
@@ -56,7 +56,7 @@ def test_of_large_tables_and_inference_tensors_nothing_is_kept(monkeypatch) -> N
         table = torch.ones(2, 3)
         double_of(table, made)
         double_of(table, made)
-    monkeypatch.setattr(kept, "MOST_BYTES", 8)
+    monkeypatch.setattr(kept, "MAX_BYTES", 8)
     table = torch.ones(2, 3)
     double_of(table, made)
     double_of(table, made)
@@ -80,7 +80,7 @@ def hmm(generator: torch.Generator) -> HMM:
 def test_answers_follow_a_transition_that_is_changed_in_place() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = hmm(generator), hmm(generator)
-    tokens = torch.randint(WORDS, (3, moves.LEAST_POSITIONS + 2), generator=generator)
+    tokens = torch.randint(WORDS, (3, moves.MIN_POSITIONS + 2), generator=generator)
     first.log_prob(tokens)
     first.posterior(tokens)
     for name in ("log_start", "log_emission"):

@@ -45,7 +45,7 @@ def random_factors(seed: int, batch: int, positions: int, states: int, device: s
 
 def check(factors: Factors, persistent: bool | None, tiling: dense.Tiling | None) -> None:
     single = convert(factors, dtype=torch.float32)
-    gains, log_best, way = dense.max_product(single, keep_way=True, persistent=persistent, tiling=tiling)
+    gains, log_best, way = dense.max_product(single, keep_backtrace=True, persistent=persistent, tiling=tiling)
     expected_gains, expected_best, pointers = reference.max_product(factors, back_pointers=True)
     assert torch.equal(gains.double(), expected_gains)
     assert torch.equal(log_best.double(), expected_best)
@@ -57,7 +57,7 @@ def check(factors: Factors, persistent: bool | None, tiling: dense.Tiling | None
         expected_path, expected_before = reference.trace(factors, pointers, last_slot)
         assert torch.equal(path, expected_path)
         assert torch.equal(before, expected_before)
-    short = dense.max_product(single, keep_way=False, persistent=persistent, tiling=tiling)
+    short = dense.max_product(single, keep_backtrace=False, persistent=persistent, tiling=tiling)
     assert torch.equal(short[0], gains)
     assert torch.equal(short[1], log_best)
 
@@ -88,7 +88,7 @@ def test_an_impossible_sequence_stays_impossible_over_a_restart() -> None:
     single = convert(
         replace(factors, log_emission=log_emission, init_of=torch.tensor([[0, -1, -1, 1]] * 2)), dtype=torch.float32
     )
-    gains, log_best, _ = dense.max_product(single, keep_way=False, tiling=SMALL)
+    gains, log_best, _ = dense.max_product(single, keep_backtrace=False, tiling=SMALL)
     assert gains[1, 1:].isneginf().all()
     assert log_best[1].isneginf().all()
     assert gains[0].isfinite().all()

@@ -12,7 +12,7 @@ from torch import Tensor
 from vlhmm.ops.max_product import max_product, scores, trace
 from vlhmm.ops.max_product import reference as max_reference
 from vlhmm.ops.recursion import Factors, filtered, moves, recursion, reference, scaled
-from vlhmm.ops.recursion.moves import LEAST_POSITIONS, LEAST_STATES
+from vlhmm.ops.recursion.moves import MIN_POSITIONS, MIN_STATES
 from vlhmm.records import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
@@ -75,8 +75,8 @@ def test_values_and_gradients_equal_the_reference(
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("states", [LEAST_STATES, LEAST_STATES + 3])
-@pytest.mark.parametrize(("batch", "positions"), [(1, LEAST_POSITIONS), (3, LEAST_POSITIONS + 3)])
+@pytest.mark.parametrize("states", [MIN_STATES, MIN_STATES + 3])
+@pytest.mark.parametrize(("batch", "positions"), [(1, MIN_POSITIONS), (3, MIN_POSITIONS + 3)])
 @pytest.mark.parametrize("packed", [True, False])
 def test_one_packed_tile_equals_the_reference(
     packed: bool, batch: int, positions: int, states: int, monkeypatch: pytest.MonkeyPatch
@@ -109,7 +109,7 @@ def test_a_library_that_refuses_to_pack_is_not_asked_again(monkeypatch: pytest.M
     moves._library_packs.cache_clear()
     monkeypatch.setattr(moves, "_packed_product", refused)
     try:
-        assert not moves.packs(convert(random_factors(0, 1, LEAST_POSITIONS, LEAST_STATES, 1), dtype=torch.float32))
+        assert not moves.packs(convert(random_factors(0, 1, MIN_POSITIONS, MIN_STATES, 1), dtype=torch.float32))
     finally:
         moves._library_packs.cache_clear()
 
@@ -151,13 +151,13 @@ def test_a_step_beyond_the_range_of_the_type_is_done_in_log_space(dtype: torch.d
 @pytest.mark.parametrize("seed", range(3))
 def test_of_several_tiles_what_fades_in_float32_equals_the_reference(seed: int) -> None:
     factors = convert(random_factors(seed, batch=4, positions=6, spread=60.0), dtype=torch.float32)
-    suspect = scaled.forward(factors, scaled.scale(factors)).suspect
-    assert suspect.any()
+    underflow = scaled.forward(factors, scaled.scale(factors)).underflow
+    assert underflow.any()
     exact = convert(factors, dtype=torch.float64)
     (token_log_probs, log_filtered, _), expected = filtered(factors), reference.recursion(exact)
     torch.testing.assert_close(token_log_probs.double(), expected[0], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(log_filtered.double().exp(), expected[1].exp(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(log_filtered[suspect].double(), expected[1][suspect], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(log_filtered[underflow].double(), expected[1][underflow], rtol=1e-5, atol=1e-4)
     cotangents = (torch.ones(4, 6), torch.zeros(4, 3))
     for ours, theirs in zip(
         gradients(recursion, factors, cotangents),
@@ -234,7 +234,7 @@ def test_an_impossible_past_stays_impossible_over_a_restart() -> None:
 )
 def test_max_product_equals_its_reference(seed: int, batch: int, positions: int, states: int) -> None:
     factors = random_factors(seed, batch, positions, states)
-    gains, log_best, way = max_product(factors, keep_way=True)
+    gains, log_best, way = max_product(factors, keep_backtrace=True)
     expected_gains, expected_best, pointers = max_reference.max_product(factors, back_pointers=True)
     torch.testing.assert_close(gains, expected_gains)
     torch.testing.assert_close(log_best, expected_best)
@@ -245,7 +245,7 @@ def test_max_product_equals_its_reference(seed: int, batch: int, positions: int,
         expected_path, expected_before = max_reference.trace(factors, pointers, last_slot)
         assert torch.equal(path, expected_path)
         assert torch.equal(before, expected_before)
-    without_way = max_product(factors, keep_way=False)
+    without_way = max_product(factors, keep_backtrace=False)
     assert torch.equal(without_way[0], gains)
     assert torch.equal(without_way[1], log_best)
     assert without_way[2] is None
@@ -260,7 +260,7 @@ def test_the_best_path_of_what_is_impossible(seed: int, tiles: int, monkeypatch:
     factors.log_previous[0] = -torch.inf
     factors.log_emission[1, 2] = -torch.inf
     factors.log_tiles[0, 1] = -torch.inf
-    gains, log_best, way = max_product(factors, keep_way=True)
+    gains, log_best, way = max_product(factors, keep_backtrace=True)
     expected_gains, expected_best, pointers = max_reference.max_product(factors, back_pointers=True)
     torch.testing.assert_close(gains, expected_gains)
     torch.testing.assert_close(log_best, expected_best)
@@ -282,7 +282,7 @@ def test_of_equal_predecessors_the_first_one_counts() -> None:
         log_emission=torch.zeros(1, 3, states),
         lengths=torch.tensor([3]),
     )
-    way = max_product(factors, keep_way=True)[2]
+    way = max_product(factors, keep_backtrace=True)[2]
     assert way is not None
     path, before = trace(factors, way, torch.tensor([states - 1]))
     assert path.tolist() == [[0, 0, states - 1]]

@@ -97,7 +97,7 @@ def check(factors: Factors, precision: Precision, method: cutting.Method, tiling
     (token_log_probs, log_last), expected = gradients(by_reference, factors, cotangents)
     value, gradient = VALUE_TOLERANCE[precision], GRADIENT_TOLERANCE[precision]
     run = forward(single, precision, method=method, tiling=tiling)
-    assert not run.suspect.any()
+    assert not run.underflow.any()
     assert_near(run.token_log_probs.double().sum(1), token_log_probs.sum(1), value)
     assert run.log_prob is not None
     torch.testing.assert_close(run.log_prob, run.token_log_probs.double().sum(1).float(), rtol=2e-7, atol=0)
@@ -204,8 +204,8 @@ def test_a_thread_in_which_nobody_waits_takes_no_kernel_whose_programs_do() -> N
         }
 
     assert "persistent" in methods()
-    with cutting.nobody_waits():
-        with cutting.nobody_waits():
+    with cutting.no_cooperative_kernels():
+        with cutting.no_cooperative_kernels():
             pass
         assert methods() <= {"library", "launches"}
         with ThreadPoolExecutor(1) as elsewhere:
@@ -285,7 +285,7 @@ def softmax_factors(seed: int, spread: float) -> Factors:
 def test_a_tile_as_sharp_as_exp_of_minus_100_is_no_reason_for_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = softmax_factors(5, 22.0)
     assert -109 < float(factors.log_tiles.amin() - factors.log_tiles.amax()) < -87
-    assert not forward(convert(factors, dtype=torch.float32), "highest", tiling=SMALL).suspect.any()
+    assert not forward(convert(factors, dtype=torch.float32), "highest", tiling=SMALL).underflow.any()
     assert_equal_to_reference(factors, monkeypatch)
 
 
@@ -306,7 +306,7 @@ def test_a_certain_token_has_exactly_the_log_probability_zero() -> None:
 def fading() -> Factors:
     """Tiles so sharp that some of their entries, and some messages, are 0 in float32, though none of them matters."""
     factors = softmax_factors(7, 30.0)
-    assert forward(convert(factors, dtype=torch.float32), "highest", tiling=SMALL).suspect.all()
+    assert forward(convert(factors, dtype=torch.float32), "highest", tiling=SMALL).underflow.all()
     return factors
 
 
@@ -331,7 +331,9 @@ def test_what_fades_in_float32_is_done_again_in_float64(fading: Factors, monkeyp
 
 def test_a_graph_takes_what_fades_as_it_is(fading: Factors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "_in_capture", lambda device: True)
-    monkeypatch.setattr(op, "_again", lambda factors: pytest.fail("a graph cannot ask which sequences are in doubt"))
+    monkeypatch.setattr(
+        op, "_again", lambda factors: pytest.fail("a graph cannot ask which sequences underflow")
+    )
     assert_equal_to_reference(fading, monkeypatch)
 
 
@@ -429,7 +431,7 @@ def test_a_step_beyond_the_range_of_the_type_is_done_in_log_space() -> None:
         lengths=torch.tensor([3]),
     )
     run = forward(factors, "highest", tiling=SMALL)
-    assert run.suspect.all()
+    assert run.underflow.all()
     # Two paths: 0 -> 0 -> 1 costs far, 0 -> 1 -> 1 costs 2 far.
     outputs, gradient = gradients(
         lambda one: recursion_by_kernels(one, "highest"), factors, (torch.ones(1, 3), torch.zeros(1, 2))

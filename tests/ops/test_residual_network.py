@@ -95,7 +95,7 @@ def test_output_and_every_gradient_are_near_the_specification(
         NAMES, gradients(found, inputs, weight), gradients(expected, precise, weight), strict=True
     ):
         assert ours.dtype == torch.float32
-        # Gradients of activations have the operands' type: 2^-9 for bf16 at each of the products on the way back.
+        # Gradients of activations have the operands' type: 2^-9 for bf16 at each of the products in the backward pass.
         unrounded = "norm" in name or operand_type == torch.float32
         assert error(ours, theirs) < (1e-5 if exact and unrounded else 1e-2), name
 

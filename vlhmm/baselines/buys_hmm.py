@@ -24,7 +24,7 @@ from vlhmm.ops.emission.word_rows import word_rows
 from vlhmm.ops.recursion import Factors, recursion
 from vlhmm.precision import Precision
 
-LEAST_SHARE: Final = 1e-18
+MIN_SHARE: Final = 1e-18
 """Of a transition's row, what a word may leave; its square must not overflow float32."""
 
 
@@ -173,7 +173,7 @@ class BuysHMM(nn.Module):
         # softmax over z' of W[z, z'] + v[z'], without its (B, Z, Z) entries: the shares of softmax(W), weighted by exp(v).
         rows = self.transition.softmax(-1)
         every_weight = (inputs - inputs.detach().amax(-1, keepdim=True)).exp()
-        normalisers = (every_weight @ rows.T).clamp_min(LEAST_SHARE).unbind(1)
+        normalisers = (every_weight @ rows.T).clamp_min(MIN_SHARE).unbind(1)
         weights = every_weight.unbind(1)
         # A belief of nothing but zeros would stay so for ever.
         tiny = torch.finfo(rows.dtype).tiny

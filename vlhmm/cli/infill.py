@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from vlhmm.cli.options import Json, ModelDir, seeded, texts_of, utf8
-from vlhmm.cli.queries import LEAST_SHOWN, between
+from vlhmm.cli.queries import MIN_SHOWN, between
 from vlhmm.cli.show import line, print_json, print_table, table
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _with_probs(entries: Sequence[tuple[object, float]]) -> Text:
     """Things with their probabilities, the first in any case."""
     text = Text()
     for number, (thing, prob) in enumerate(entries):
-        if number and prob < LEAST_SHOWN:
+        if number and prob < MIN_SHOWN:
             break
         text.append(f"{' ' if number else ''}{thing}")
         text.append(f" {prob:.2f}".replace("0.", "."), "dim")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHOWN_BLOCKS, BLOCK_WORDS = 8, 5
 NEXT_WORDS = 4
-LEAST_SHOWN = 0.005
+MIN_SHOWN = 0.005
 """Words that are rarer would show as 0.00."""
 
 
@@ -165,4 +165,4 @@ def _show_states(found: Inspection) -> None:
 
 
 def _words(words: list[tuple[str, float]]) -> str:
-    return " ".join(f"{word} {prob:.2f}" for word, prob in words if prob >= LEAST_SHOWN)
+    return " ".join(f"{word} {prob:.2f}" for word, prob in words if prob >= MIN_SHOWN)

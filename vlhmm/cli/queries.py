@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FULL_BAR_NATS = 12.0
 """The surprise at which a bar is full: a token of probability 6e-6."""
-LEAST_SHOWN = 0.005
+MIN_SHOWN = 0.005
 """Words of a state that are rarer would show as 0.00."""
 NEIGHBOURS_WIDTH = 110
 """Narrower terminals have no room for the states before and after."""
@@ -230,7 +230,7 @@ def _state_words(state: NamedState, token: str, most: int | None = None) -> Text
     """The words of a state, the token itself among them set off."""
     text = Text()
     for number, (word, prob) in enumerate(state.words[:most]):
-        if number and prob < LEAST_SHOWN:
+        if number and prob < MIN_SHOWN:
             break
         text.append(" " if number else "")
         text.append(word, "bold cyan" if word == token else "")

@@ -42,7 +42,7 @@ __all__ = [
     "word_counts",
 ]
 
-MOST_BLOCKS = 2048
+MAX_BLOCKS = 2048
 """Beyond these the tables of block pairs would take more than 1 GiB."""
 
 
@@ -146,9 +146,9 @@ def clustering(
     if len(seen) <= open_blocks:
         block_of_word[by_count] = np.minimum(np.arange(len(by_count)), open_blocks - 1)
     else:
-        if open_blocks > MOST_BLOCKS:
+        if open_blocks > MAX_BLOCKS:
             raise ValueError(
-                f"{open_blocks} blocks of {len(seen)} words that occur; the search takes at most {MOST_BLOCKS}, "
+                f"{open_blocks} blocks of {len(seen)} words that occur; the search takes at most {MAX_BLOCKS}, "
                 "or one_word_per_block"
             )
         ranked = np.append(seen, [eos_id]) if eos == "own" else seen

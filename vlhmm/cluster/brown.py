@@ -13,9 +13,9 @@ import numpy as np
 from vlhmm.cluster.bigrams import Floats, Ints, n_log_n
 from vlhmm.cluster.exchange import Exchange
 
-MOST_WINDOW = 512
+MAX_WINDOW = 512
 """Blocks beyond which no window is kept: the first table of costs takes time in the third power of them."""
-MOST_WINDOW_CELLS = 1 << 25
+MAX_WINDOW_CELLS = 1 << 25
 """Bounds the cost tables computed, and so the time: a few seconds."""
 
 JOINING_SHARE = 4e-3
@@ -25,7 +25,7 @@ JOINING_SHARE = 4e-3
 def agglomerate(state: Exchange) -> None:
     """Sets the blocks of `state`, whatever they were, to Brown clusters."""
     blocks = state.open_blocks
-    steps = min(3 * blocks, MOST_WINDOW_CELLS // blocks**2) if 1 < blocks <= MOST_WINDOW else 0
+    steps = min(3 * blocks, MAX_WINDOW_CELLS // blocks**2) if 1 < blocks <= MAX_WINDOW else 0
     merged = min(blocks + steps, state.num_movable)
     state.set_blocks(_merge_in_window(state, merged))
     for start, stop in state.batches(JOINING_SHARE):

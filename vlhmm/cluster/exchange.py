@@ -19,8 +19,8 @@ from vlhmm.cluster.bigrams import Bigrams, Floats, Ints, information_of, n_log_n
 
 TABULATED = 8
 """Counts next to a word up to here are looked up."""
-MOST_WORDS = 256
-MOST_CELLS = 1 << 23
+MAX_WORDS = 256
+MAX_CELLS = 1 << 23
 """Words judged together against the same counts: bounds on their number and on the memory it takes."""
 
 
@@ -201,8 +201,8 @@ class Exchange:
             below = (mass[start - 1], cells[start - 1]) if start else (0.0, 0)
             stop = min(
                 np.searchsorted(mass, below[0] + share * mass[-1], "right"),
-                np.searchsorted(cells, below[1] + MOST_CELLS, "right"),
-                start + MOST_WORDS,
+                np.searchsorted(cells, below[1] + MAX_CELLS, "right"),
+                start + MAX_WORDS,
             )
             stop = max(int(stop), start + 1)
             stretches.append((start, stop))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlhmm.cluster.exchange import MOST_WORDS, Exchange
+from vlhmm.cluster.exchange import MAX_WORDS, Exchange
 from vlhmm.progress import Progress
 
 SWEEPS = 32
@@ -21,9 +21,9 @@ RARE_EVERY = 4
 """The rarest words are annealed in every fourth sweep only: they are many, and weigh little."""
 ANNEALING = 0.9
 """The share of a limited time that is for annealing."""
-LEAST_RISE = 1e-5
+MIN_RISE = 1e-5
 """In nats; a sweep that raises the information by less is the last."""
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 """In nats over the whole text; gains are partly in single precision, smaller ones would be noise."""
 
 
@@ -55,7 +55,7 @@ def refining(state: Exchange, generator: np.random.Generator, clock: Clock) -> I
 
     yield report(0, "brown")
     batches = state.batches(SHARE)
-    common = [batch for batch in batches if batch[1] - batch[0] < MOST_WORDS] or batches
+    common = [batch for batch in batches if batch[1] - batch[0] < MAX_WORDS] or batches
     # The more blocks, the less a word minds in which of them it is: found by trial at 64, 128 and 256 blocks.
     hottest = min(0.15, 7.5 / state.open_blocks)
     for sweep in range(SWEEPS):
@@ -73,7 +73,7 @@ def refining(state: Exchange, generator: np.random.Generator, clock: Clock) -> I
         before = state.information
         climb(state, small_batches, clock)
         yield report(SWEEPS + sweep + 1, "exchange")
-        if state.information < before + LEAST_RISE or clock.spent() >= 1:
+        if state.information < before + MIN_RISE or clock.spent() >= 1:
             break
     if state.information < start_information:
         state.set_blocks(start)
@@ -115,7 +115,7 @@ def climb(state: Exchange, batches: list[tuple[int, int]], clock: Clock) -> None
         gain = state.gains(start, stop)
         target = gain.argmax(1)
         gained = gain.max(1)
-        moved = np.flatnonzero(gained > LEAST_GAIN)
+        moved = np.flatnonzero(gained > MIN_GAIN)
         moved = moved[state.can_leave(start + moved)]
         if not len(moved):
             continue

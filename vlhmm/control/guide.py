@@ -218,9 +218,9 @@ class Guide:
         following, states = self._plan.following, [rows.states[row] for row in going]
         found = following(log_ahead, states, rows.left)
         before = found.log_joint.logsumexp(1, keepdim=True)
-        hopeless = before.isinf()
-        if begins and bool(hopeless.any()):
-            row = going[int(hopeless[:, 0].nonzero()[0, 0])]
+        impossible = before.isinf()
+        if begins and bool(impossible.any()):
+            row = going[int(impossible[:, 0].nonzero()[0, 0])]
             self._plan.raise_impossible(
                 self._constraint_of(row, len(rows.states)), rows.log_ahead[row : row + 1], rows.left
             )
@@ -228,7 +228,7 @@ class Guide:
             found.log_prob.isinf(), following.log_met_anew(states, rows.left), found.log_joint - found.log_prob
         )
         # A token that leads nowhere has N = 0, and no chance had states begun anew: no mask is needed.
-        opinion = after.clamp_(max=0).sub_(torch.where(hopeless, torch.inf, before))
+        opinion = after.clamp_(max=0).sub_(torch.where(impossible, torch.inf, before))
         guided = opinion.to(torch.float32) + scores
         unsettled = guided.amax(1, keepdim=True) == -torch.inf
         if bool(unsettled.any()):

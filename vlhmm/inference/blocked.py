@@ -43,7 +43,7 @@ def blocked_window(
     run = blocked_recursion(blocked_factors(tables, batch, belief, boundary), tables.precision)
     if torch.cuda.is_current_stream_capturing():
         return run.token_log_probs, run.log_last
-    rows = run.suspect.nonzero()[:, 0]
+    rows = run.underflow.nonzero()[:, 0]
     if not len(rows):
         return run.token_log_probs, run.log_last
     if boundary is not None or run.token_log_probs.requires_grad:

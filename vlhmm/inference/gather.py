@@ -192,7 +192,7 @@ def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"],
     Stretches that no sequence reaches are left out.
     """
     if batch.num_positions <= window:
-        # Every sequence has a token, so this asks the device nothing.
+        # Every sequence has a token, so this needs no host-device synchronisation.
         yield 0, torch.arange(batch.tokens.shape[0], device=batch.tokens.device), batch
         return
     for first in range(0, batch.num_positions, window):

@@ -23,7 +23,7 @@ STEP_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}
 def k_best(tables: Tables, batch: Batch, k: int, belief: Belief | None = None, window: int | None = None) -> Paths:
     """The k paths of largest p(x, z), sorted; of equal ones always the same come first.
 
-    As in `viterbi`, forward once for the lists between windows, then each window again, last first, for the way back.
+    As in `viterbi`, forward once for the lists between windows, then each window again, last first, for the backtrace.
     """
     size, num_positions = batch.tokens.shape
     states = tables.support.states_per_word
@@ -54,7 +54,7 @@ def k_best(tables: Tables, batch: Batch, k: int, belief: Belief | None = None, w
     slots = torch.full((size, k, num_positions), -1, device=tables.device)
     for (first, rows, part), (carried, log_before) in zip(reversed(parts), reversed(entering), strict=True):
         if pointers is None:
-            pointers = _forward(_factors(tables, part, carried, first), log_before, keep_way=True)[2]
+            pointers = _forward(_factors(tables, part, carried, first), log_before, keep_backtrace=True)[2]
         assert pointers is not None
         slots[rows, :, first : first + part.num_positions], place[rows] = _trace(pointers, place[rows], part, k)
         pointers = None
@@ -70,7 +70,7 @@ def _factors(tables: Tables, part: Batch, carried: Belief | None, first: int) ->
 
 
 def _forward(
-    factors: Factors, log_lists: Float[Tensor, "B K k"], keep_way: bool
+    factors: Factors, log_lists: Float[Tensor, "B K k"], keep_backtrace: bool
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K k"], Int[Tensor, "T B Kk"] | None]:
     """The gain of the best score at each position, the last lists (their best is 0), and where each entry came from.
 
@@ -82,7 +82,7 @@ def _forward(
     any_begun, all_begun = begun.any(0).tolist(), begun.all(0).tolist()
     gains = torch.empty_like(factors.log_emission[:, :, 0])
     pointers = None
-    if keep_way:
+    if keep_backtrace:
         pointers = torch.empty(
             factors.num_positions, size, states * k, dtype=torch.int32, device=factors.log_emission.device
         )

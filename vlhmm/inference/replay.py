@@ -32,13 +32,13 @@ from vlhmm.ops.recursion.dense import DenseRun, Prepared, Text
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.tables import Tables
 
-MOST_GRAPHS = 8
+MAX_GRAPHS = 8
 """Shapes and queries kept at a time."""
 
 IDLE_ASKS = 64
 """A shape that was not asked for so many questions is new again, and its graph makes room for another."""
 
-MOST_REMEMBERED = 1000
+MAX_REMEMBERED = 1000
 """Shapes remembered as asked before."""
 
 LONGEST = 4096
@@ -97,7 +97,7 @@ class Found:
     """What a graph leaves in its buffers."""
 
     tensors: tuple[Tensor, ...]
-    doubt: Int[Tensor, " B"]
+    underflow_level: Int[Tensor, " B"]
     """Not 0: this sequence has no answer here."""
 
 
@@ -105,7 +105,7 @@ class Found:
 @dataclass(frozen=True, eq=False)
 class Query:
     work: Callable[[Fixed, Text, bool], Found]
-    """What is captured; it asks the device nothing. The last says whether it is for a graph, where launches cost little."""
+    """What is captured; it is sync-free. The last says whether it is for a graph, where launches cost little."""
     answer: Callable[[Fixed, tuple[Tensor, ...]], tuple[Tensor, ...]]
     """The answers, in memory of their own: the next text is written over the buffers. Launched while the graph still runs."""
     room: int
@@ -118,19 +118,19 @@ def _copies(fixed: Fixed, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def _token_log_probs(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     run = fixed.forward(text, in_graph, keep=False)
-    return Found((run.token_log_probs,), run.doubt)
+    return Found((run.token_log_probs,), run.underflow_level)
 
 
 def _log_prob(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     run = fixed.forward(text, in_graph, keep=False)
     assert run.log_prob is not None
-    return Found((run.log_prob,), run.doubt)
+    return Found((run.log_prob,), run.underflow_level)
 
 
 def _posterior(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     """p(z_t | x)."""
     run, gradient = _both_ways(fixed, text, in_graph, counts=False)
-    return Found((gradient.log_emission,), run.doubt)
+    return Found((gradient.log_emission,), run.underflow_level)
 
 
 def _expected_counts(fixed: Fixed, text: Text, in_graph: bool) -> Found:
@@ -141,7 +141,7 @@ def _expected_counts(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     else:
         # Past the length there is no probability to count.
         start = torch.where((text.init_of == 0)[:, :, None], probs, 0.0).sum(dim=(0, 1))
-    return Found((start, gradient.log_tiles[0], probs.flatten(0, 1), text.row_of.flatten()), run.doubt)
+    return Found((start, gradient.log_tiles[0], probs.flatten(0, 1), text.row_of.flatten()), run.underflow_level)
 
 
 def _counts_answer(fixed: Fixed, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -157,7 +157,7 @@ def _best_path(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     """The best path, -1 past the length, and its log p(x, z)."""
     inits = (fixed.tables.log_start[None], text.init_of, text.log_previous)
     gains, log_best, way = max_dense.best_scores(
-        fixed.moves, text.log_rows, text.row_of, *inits, text.lengths, keep_way=True
+        fixed.moves, text.log_rows, text.row_of, *inits, text.lengths, keep_backtrace=True
     )
     assert way is not None
     path, _ = max_dense.trace(text.init_of, text.lengths, way, log_best.argmax(1))
@@ -211,7 +211,7 @@ class _Graph:
     def _work(self) -> None:
         found = _checked(self._query, self._fixed, self._tokens, self._lengths, self._no_past, in_graph=True)
         self._found = found.tensors
-        self._refused.copy_(found.doubt, non_blocking=True)
+        self._refused.copy_(found.underflow_level, non_blocking=True)
 
     def answer(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, ...] | None:
         self._tokens.copy_(tokens)
@@ -229,7 +229,7 @@ class _Graph:
 def _checked(query: Query, fixed: Fixed, tokens: Tensor, lengths: Tensor, no_past: Tensor, *, in_graph: bool) -> Found:
     checked = checked_tokens(tokens, lengths, fixed.tables.num_words, fixed.tables.reset_token)
     found = query.work(fixed, fixed.text(checked, no_past), in_graph)
-    return Found(found.tensors, torch.maximum(found.doubt, checked.wrong))
+    return Found(found.tensors, torch.maximum(found.underflow_level, checked.wrong))
 
 
 class Replays:
@@ -300,7 +300,7 @@ class Replays:
         captures = self._comes_again(key) and self._room_for_one_more(query, tokens)
         no_past = self._fixed.no_past(tokens.shape[0])
         found = _checked(query, self._fixed, tokens, lengths, no_past, in_graph=captures)
-        if bool(found.doubt.any()):
+        if bool(found.underflow_level.any()):
             return None
         if not captures:
             return query.answer(self._fixed, found.tensors)
@@ -314,7 +314,7 @@ class Replays:
 
     def _comes_again(self, key: Any) -> bool:
         """Whether it was asked for not long ago; from now on it was."""
-        if len(self._asked) >= MOST_REMEMBERED:
+        if len(self._asked) >= MAX_REMEMBERED:
             self._asked.clear()
         last, self._asked[key] = self._asked.get(key), self._asks
         return last is not None and self._asks - last < IDLE_ASKS
@@ -324,7 +324,7 @@ class Replays:
         them would be captured over and over."""
         if self._room(query, tokens) > available_bytes(self._tables.device):
             return False
-        if len(self._graphs) < MOST_GRAPHS:
+        if len(self._graphs) < MAX_GRAPHS:
             return True
         oldest = next(iter(self._graphs))
         if self._asks - self._graphs[oldest].asked_at < IDLE_ASKS:

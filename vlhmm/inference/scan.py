@@ -17,13 +17,13 @@ from vlhmm.ops.recursion import scaled
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.tables import Belief, Tables
 
-MOST_STATES = 32
+MAX_STATES = 32
 """With more states per word the K-fold work outweighs the shorter chain (measured on two CPU cores)."""
 
 
 def pays(tables: Tables, size: int, num_positions: int) -> bool:
     """Whether the scan is expected to be faster than the serial pass over so many sequences of this length."""
-    return tables.support.states_per_word <= MOST_STATES and num_positions >= 1024 * size
+    return tables.support.states_per_word <= MAX_STATES and num_positions >= 1024 * size
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ def reads_positions(support: Support, dtype: torch.dtype, batch: Batch) -> bool:
 
 
 def can_be_captured(tables: AnyTables, batch: Batch) -> bool:
-    """Whether a CUDA graph can hold `score`: it then asks the device nothing, and its shapes follow from those of the batch.
+    """Whether a CUDA graph can hold `score`: it is then sync-free, and its shapes follow from those of the batch.
 
     A text of several windows is asked which sequences reach each of them.
     """
@@ -91,7 +91,7 @@ def _window(
 def _checkpointed(
     tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Tensor, Tensor]:
-    """One window whose factors are made again on the way back, so that only beliefs are kept of a long text."""
+    """One window whose factors are made again in the backward pass, so that only beliefs are kept of a long text."""
     log_probs = None if belief is None else belief.log_probs
 
     def run(log_probs: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ def begun_from_past(factors: Factors) -> Factors:
 def viterbi(tables: Tables, batch: Batch, belief: Belief | None = None, window: int | None = None) -> Paths:
     """argmax over z of p(x, z), and its log-probability.
 
-    Forward once for the scores between windows, then each window but the last again, last first, for the way back through
+    Forward once for the scores between windows, then each window but the last again, last first, for the backtrace through
     it: a long text needs memory for one window only.
     """
     window = window or default_window(tables, batch.tokens.shape[0])
@@ -71,7 +71,7 @@ def viterbi(tables: Tables, batch: Batch, belief: Belief | None = None, window: 
         carried = belief if first == 0 else Belief(token[rows], log_best[rows])
         entering.append(carried)
         factors = _factors(tables, part, carried, first)
-        gains, log_best[rows], way = max_product(factors, keep_way=len(entering) == len(parts))
+        gains, log_best[rows], way = max_product(factors, keep_backtrace=len(entering) == len(parts))
         raise_impossible(gains, first, rows, "viterbi")
         total[rows] += gains.double().sum(1)
         token[rows] = part.last_tokens()
@@ -80,7 +80,7 @@ def viterbi(tables: Tables, batch: Batch, belief: Belief | None = None, window: 
     for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
         if way is None:
             factors = _factors(tables, part, carried, first)
-            _, _, way = max_product(factors, keep_way=True)
+            _, _, way = max_product(factors, keep_backtrace=True)
         assert way is not None
         slots[rows, first : first + part.num_positions], slot[rows] = trace(factors, way, slot[rows])
         way = None

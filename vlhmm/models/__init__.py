@@ -9,18 +9,18 @@ import torch
 from numpy.typing import NDArray
 
 from vlhmm.memory import require_memory
-from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
+from vlhmm.models.dropout import ColumnMask, StateSubset, draw_columns, draw_kept
 from vlhmm.models.model import Model, Window
 from vlhmm.models.settings import ModelSettings
 from vlhmm.models.transfer import body_settings, load_body, set_state_embeddings, set_word_embeddings, split_frozen
 from vlhmm.support import Support, blocked_support
 
 __all__ = [
-    "Kept",
-    "LiveColumns",
+    "ColumnMask",
     "Model",
     "ModelSettings",
     "Reset",
+    "StateSubset",
     "Window",
     "WordBlocks",
     "body_settings",

@@ -13,12 +13,12 @@ from vlhmm.support import Support
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateSubset:
     """The states that a training window uses, a subset of each block (state dropout).
 
     Example:
-        >>> from vlhmm.models import Kept
-        >>> Kept(torch.tensor([[0, 2], [4, 5]])).states.shape  # 2 states of each of 2 blocks
+        >>> from vlhmm.models import StateSubset
+        >>> StateSubset(torch.tensor([[0, 2], [4, 5]])).states.shape  # 2 states of each of 2 blocks
         torch.Size([2, 2])
     """
 
@@ -27,12 +27,12 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class LiveColumns:
+class ColumnMask:
     """A mask of the states that a training window may enter; all states keep their numbers.
 
     Example:
-        >>> from vlhmm.models import LiveColumns
-        >>> int(LiveColumns(torch.tensor([True, False, True])).live.sum())
+        >>> from vlhmm.models import ColumnMask
+        >>> int(ColumnMask(torch.tensor([True, False, True])).live.sum())
         2
     """
 
@@ -53,7 +53,7 @@ def draw_kept(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
     into: Int[Tensor, "M kept"] | None = None,
-) -> Kept | None:
+) -> StateSubset | None:
     """Equally many states of each block, uniformly without replacement; None: all are kept.
 
     Drawn on the generator's device and then moved to `device`, or to where `into` is.
@@ -64,8 +64,8 @@ def draw_kept(
     # Gumbel top-k with equal weights: any independent continuous keys order the states in the same way.
     keys = torch.rand(num_blocks, states_per_block, generator=generator, device=generator.device if generator else None)
     if into is not None:
-        return Kept(drawn_states(keys, kept, into))
-    return Kept(drawn_states(keys, kept).to(device=device))
+        return StateSubset(drawn_states(keys, kept, into))
+    return StateSubset(drawn_states(keys, kept).to(device=device))
 
 
 def draw_columns(
@@ -73,7 +73,7 @@ def draw_columns(
     dropout: float,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
-) -> LiveColumns | None:
+) -> ColumnMask | None:
     """Each state is alive with probability 1 - dropout, independently; None: all are.
 
     Where that leaves a word without a state, one of its states, each with the same chance, stays alive all the same:
@@ -87,7 +87,7 @@ def draw_columns(
     live = keys >= dropout
     # If any state of a group is alive, then the one with its largest key is.
     largest = keys[support.states_of_group].argmax(dim=1, keepdim=True)
-    return LiveColumns(live.index_fill(0, support.states_of_group.gather(1, largest).flatten(), True))
+    return ColumnMask(live.index_fill(0, support.states_of_group.gather(1, largest).flatten(), True))
 
 
 def _check_rate(dropout: float) -> None:

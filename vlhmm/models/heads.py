@@ -258,7 +258,7 @@ EmissionHead = FactoredEmission | ScalarEmission | UnmaskedEmission
 
 
 def _scaled(out: Features, scale: float) -> Features:
-    # All of it would be moved twice, and once more on the way back.
+    # All of it would be moved twice, and once more in the backward pass.
     return out if scale == 1 else out * scale
 
 

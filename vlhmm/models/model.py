@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vlhmm.memory import require_memory
-from vlhmm.models.dropout import Kept, LiveColumns, draw_columns, draw_kept
+from vlhmm.models.dropout import ColumnMask, StateSubset, draw_columns, draw_kept
 from vlhmm.models.encoder import NoEncoder, StateEncoder, StateFeatures, rows
 from vlhmm.models.heads import (
     EmissionHead,
@@ -34,7 +34,7 @@ from vlhmm.support import Support, blocked_support
 from vlhmm.tables import Tables, WindowTables
 from vlhmm.transitions import Transition
 
-Window = Kept | LiveColumns | None
+Window = StateSubset | ColumnMask | None
 """The states that a window uses: some of each block, all but with dead columns, or all."""
 
 
@@ -53,9 +53,9 @@ class _Parts:
 class Model(nn.Module):
     """A trainable module that computes the tables of an HMM: an encoder of states, and heads for start, transition and emission.
 
-    `neural_hmm`, `linear_hmm` and `scalar_hmm` make the usual ones. With state dropout a window uses the states of a `Kept`,
+    `neural_hmm`, `linear_hmm` and `scalar_hmm` make the usual ones. With state dropout a window uses the states of a `StateSubset`,
     renumbered 0, 1, ... in its order. Its tables are those of a smaller HMM: start and transition are normalised over the states
-    kept, emissions are unchanged. Under `LiveColumns` states keep their numbers, and start and transition are normalised over the
+    kept, emissions are unchanged. Under `ColumnMask` states keep their numbers, and start and transition are normalised over the
     states alive.
 
     Args:
@@ -159,7 +159,7 @@ class Model(nn.Module):
         """Compute the tables of the HMM.
 
         Args:
-            window: The states in use, a `Kept` or `LiveColumns`; None: all.
+            window: The states in use, a `StateSubset` or `ColumnMask`; None: all.
             numerics: What matrix products on a GPU read, here and in the recursion; the default is float32.
 
         Returns:
@@ -174,7 +174,7 @@ class Model(nn.Module):
         """
         return self.tables_with_boundary(None, window, numerics=numerics)[0]
 
-    def boundary(self, source: Kept, target: Kept | None, *, numerics: Numerics = EXACT) -> Transition:
+    def boundary(self, source: StateSubset, target: StateSubset | None, *, numerics: Numerics = EXACT) -> Transition:
         """Compute the transition from the states of one window to those of the next, normalised over the latter.
 
         Args:
@@ -203,7 +203,7 @@ class Model(nn.Module):
 
     def tables_with_boundary(
         self,
-        previous: Kept | None,
+        previous: StateSubset | None,
         window: Window,
         *,
         with_start: bool = True,
@@ -213,7 +213,7 @@ class Model(nn.Module):
 
         Args:
             previous: The states of the window before; None: no boundary is needed, beliefs move by the transition of the tables.
-            window: The states in use, a `Kept` or `LiveColumns`; None: all.
+            window: The states in use, a `StateSubset` or `ColumnMask`; None: all.
             with_start: Compute the start distribution. Without it the start is -inf, for a window that never reads it.
             numerics: What matrix products on a GPU read.
 
@@ -238,7 +238,7 @@ class Model(nn.Module):
         return tables, parts.boundary
 
     def window_tables(
-        self, previous: Kept | None, window: Window, *, with_start: bool = True, numerics: Numerics = EXACT
+        self, previous: StateSubset | None, window: Window, *, with_start: bool = True, numerics: Numerics = EXACT
     ) -> tuple[WindowTables, Transition | None]:
         """Compute `tables_with_boundary` without the table of emissions, for a window that reads few of its rows.
 
@@ -272,7 +272,7 @@ class Model(nn.Module):
         return log_emission.view(*tokens.shape, -1)
 
     def _parts(
-        self, previous: Kept | None, window: Window, with_start: bool, numerics: Numerics, as_table: bool = False
+        self, previous: StateSubset | None, window: Window, with_start: bool, numerics: Numerics, as_table: bool = False
     ) -> _Parts:
         """All but the emission; `as_table`: a softmax over all states of a dense HMM is not left in factors."""
         states, leaving = self._flat(window), None
@@ -316,7 +316,7 @@ class Model(nn.Module):
 
     def forward(
         self,
-        previous: Kept | None,
+        previous: StateSubset | None,
         window: Window,
         *,
         with_start: bool = True,
@@ -344,7 +344,7 @@ class Model(nn.Module):
 
     def kept_after_dropout(
         self, dropout: float, generator: torch.Generator | None = None, into: Int[Tensor, "M K"] | None = None
-    ) -> Kept | None:
+    ) -> StateSubset | None:
         """Draw the states that a window uses, equally many of each block.
 
         Args:
@@ -369,7 +369,7 @@ class Model(nn.Module):
         num_blocks, states_per_block = self.states_of_group.shape
         return draw_kept(num_blocks, states_per_block, dropout, generator, self.group_of_word.device, into)
 
-    def columns_after_dropout(self, dropout: float, generator: torch.Generator | None = None) -> LiveColumns | None:
+    def columns_after_dropout(self, dropout: float, generator: torch.Generator | None = None) -> ColumnMask | None:
         """Draw the states that a window may enter, each independently; every word keeps at least one of its states.
 
         Args:
@@ -390,8 +390,8 @@ class Model(nn.Module):
         """
         return draw_columns(self.support, dropout, generator, self.group_of_word.device)
 
-    def all_states(self) -> Kept:
-        """Return all states as a `Kept`, for a boundary from a window without dropout.
+    def all_states(self) -> StateSubset:
+        """Return all states as a `StateSubset`, for a boundary from a window without dropout.
 
         Returns:
             All states of all blocks.
@@ -407,7 +407,7 @@ class Model(nn.Module):
                     [4, 5, 6, 7]])
         """
         self._check_partition()
-        return Kept(self.states_of_group)
+        return StateSubset(self.states_of_group)
 
     def support_of(self, window: Window) -> Support:
         """Return the support of `tables(window)`.
@@ -427,7 +427,7 @@ class Model(nn.Module):
             >>> model.support_of(model.kept_after_dropout(0.5, torch.Generator().manual_seed(0))).num_states
             4
         """
-        if not isinstance(window, Kept):
+        if not isinstance(window, StateSubset):
             return self.support
         self._check_partition()
         if window.states.shape[0] != self.states_of_group.shape[0]:
@@ -438,11 +438,11 @@ class Model(nn.Module):
         return blocked_support(self.group_of_word, *window.states.shape)
 
     def _flat(self, window: Window) -> Int[Tensor, " n"] | None:
-        return window.states.flatten() if isinstance(window, Kept) else None
+        return window.states.flatten() if isinstance(window, StateSubset) else None
 
     def _live(self, states: Int[Tensor, " n"] | None, window: Window) -> Bool[Tensor, " n"] | None:
         emitting = None if self._emitting is None else rows(self._emitting, states)
-        if not isinstance(window, LiveColumns):
+        if not isinstance(window, ColumnMask):
             return emitting
         return window.live if emitting is None else window.live & emitting
 

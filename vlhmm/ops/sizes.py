@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def pieces(whole: int, piece: int) -> int:
+def cdiv(whole: int, piece: int) -> int:
     """How many it takes to cover the whole."""
     return -(-whole // piece)
 

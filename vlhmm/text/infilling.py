@@ -20,7 +20,7 @@ from vlhmm.tables import Belief
 from vlhmm.text.answers import FilledGap, Filling, Infilling
 from vlhmm.text.pieces import Gap
 
-MOST_ALTERNATIVES = 1000
+MAX_ALTERNATIVES = 1000
 """Combinations of numbers of tokens; each is a text of its own."""
 
 
@@ -37,9 +37,9 @@ def infill_text(
 ) -> Infilling:
     """What stands between the pieces; no token in `exclude` does."""
     count = math.prod(gap.most - gap.least + 1 for gap in gaps)
-    if count > MOST_ALTERNATIVES:
+    if count > MAX_ALTERNATIVES:
         raise ValueError(
-            f"the gaps have {count} combinations of lengths, but {MOST_ALTERNATIVES} is the limit: give narrower bounds or fewer gaps"
+            f"the gaps have {count} combinations of lengths, but {MAX_ALTERNATIVES} is the limit: give narrower bounds or fewer gaps"
         )
     longest = sum(map(len, pieces)) + sum(gap.most for gap in gaps)
     # The draw of its lengths, its tokens, the states it is scored over, and its text.

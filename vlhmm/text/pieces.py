@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vlhmm.data import Tokenizer
 
-MOST_GAP_TOKENS = 20
+MAX_GAP_TOKENS = 20
 _GAP = re.compile(r"_{3,}(?:\{([^}]*)\})?")
 _BOUNDS = re.compile(r"\s*(\d+)\s*(?:,\s*(\d+)\s*)?")
 
@@ -42,9 +42,9 @@ def split_at_gaps(text: str, default: Gap) -> tuple[list[str], list[Gap]]:
     if not gaps:
         raise ValueError("the text has 0 gaps, but at least 1 is needed: write ___ where a token is missing")
     for gap in gaps:
-        if not 1 <= gap.least <= gap.most <= MOST_GAP_TOKENS:
+        if not 1 <= gap.least <= gap.most <= MAX_GAP_TOKENS:
             raise ValueError(
-                f"a gap has between {gap.least} and {gap.most} tokens, but it needs at least 1 and at most {MOST_GAP_TOKENS}, "
+                f"a gap has between {gap.least} and {gap.most} tokens, but it needs at least 1 and at most {MAX_GAP_TOKENS}, "
                 "the smaller number first"
             )
     return [*pieces, text[end:]], gaps

@@ -20,7 +20,7 @@ from vlhmm.capture import captured
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
-from vlhmm.models import Kept, Model, Window, split_frozen
+from vlhmm.models import Model, StateSubset, Window, split_frozen
 from vlhmm.ops.clipping import clip_gradients
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
@@ -87,7 +87,7 @@ class Step:
         """Buffers for as many states as this dropout leaves."""
         self.dropout, device = dropout, self.loss.device
         first = self._draw(torch.Generator(device))
-        self._kept = first.states if isinstance(first, Kept) else None
+        self._kept = first.states if isinstance(first, StateSubset) else None
         states = self.model.support.states_per_word if self._kept is None else self._kept.shape[1]
         size = self.settings.batch_size
         self._belief = Belief(torch.zeros(size, dtype=torch.int64, device=device), self._zeros(size, states))
@@ -172,7 +172,7 @@ class Step:
         # Of the states kept for the last window only those that the beliefs speak of are left.
         previous = None
         if not fresh and self._kept is not None:
-            previous = Kept(self._kept[self.model.group_of_word[self._belief.token]])
+            previous = StateSubset(self._kept[self.model.group_of_word[self._belief.token]])
         window = self._draw(self.generator, self._kept)
         # A window that goes on from a belief and never resets asks nothing of the start.
         begins = fresh or self.model.reset_token is not None

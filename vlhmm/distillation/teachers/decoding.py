@@ -1,6 +1,6 @@
 """Texts that a causal language model of transformers writes, many side by side, a token a step.
 
-`write_growing` takes any model: keys and values grow, and rows that have ended leave. `FixedWriter` keeps everything in buffers
+`write_growing` takes any model: keys and values grow, and rows that have ended leave. `StaticCacheGenerator` keeps everything in buffers
 of fixed size and place, so that a step on a GPU is one CUDA graph. Both draw the same tokens from the same generator.
 """
 
@@ -46,7 +46,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Manner:
+class SamplingConfig:
     """How texts are drawn, whatever the prompts."""
 
     max_tokens: int
@@ -70,12 +70,12 @@ class Prompts:
 
 
 @torch.no_grad()
-def write_growing(model: Any, prompts: Prompts, manner: Manner, generator: torch.Generator) -> Drawn:
+def write_growing(model: Any, prompts: Prompts, sampling_config: SamplingConfig, generator: torch.Generator) -> Drawn:
     """One text for every prompt, with keys and values of the rows that are still being written."""
     from transformers import DynamicCache
 
     num, device = len(prompts.ids), prompts.ids.device
-    tokens = torch.zeros(num, manner.max_tokens, dtype=torch.int64, device=device)
+    tokens = torch.zeros(num, sampling_config.max_tokens, dtype=torch.int64, device=device)
     lengths = torch.zeros(num, dtype=torch.int64, device=device)
     log_probs = torch.zeros(num, dtype=torch.float64, device=device)
     # Rows of the results that the model still reads.
@@ -83,16 +83,18 @@ def write_growing(model: Any, prompts: Prompts, manner: Manner, generator: torch
     writing = torch.ones(num, dtype=torch.bool, device=device)
     cache = DynamicCache(config=model.config)
     read, attended, positions = prompts.ids, prompts.attended, prompts.positions
-    for step in range(manner.max_tokens):
+    for step in range(sampling_config.max_tokens):
         logits = _last_logits(model, read, attended, positions, cache)
-        drawn, chosen_log_probs = draw_tokens(logits, manner, arrivals_of(num, manner, generator, device, rows))
+        drawn, chosen_log_probs = draw_tokens(
+            logits, sampling_config, arrivals_of(num, sampling_config, generator, device, rows)
+        )
         tokens[rows, step] = torch.where(writing, drawn, 0)
         log_probs[rows] += torch.where(writing, chosen_log_probs, 0.0)
         lengths[rows] += writing
         if step == 0:
             require_numbers(log_probs)
-        if manner.eos is not None:
-            writing = writing & (drawn != manner.eos)
+        if sampling_config.eos is not None:
+            writing = writing & (drawn != sampling_config.eos)
             if (step + 1) % CHECK_STEPS == 0:
                 kept = writing.nonzero()[:, 0]
                 if not len(kept):
@@ -108,7 +110,7 @@ def write_growing(model: Any, prompts: Prompts, manner: Manner, generator: torch
     return Drawn(tokens, lengths, log_probs)
 
 
-class FixedWriter:
+class StaticCacheGenerator:
     """Writes `num` texts at a time, after prompts of at most `width` tokens.
 
     What is captured for the first batch serves all that follow.
@@ -116,12 +118,12 @@ class FixedWriter:
 
     # No inference mode here: the first capture in it would spoil the default generator for every graph outside.
     @torch.no_grad()
-    def __init__(self, model: Any, num: int, width: int, manner: Manner) -> None:
+    def __init__(self, model: Any, num: int, width: int, sampling_config: SamplingConfig) -> None:
         from transformers import StaticCache
 
         device = model.device
-        slots = slots_of(width, manner.max_tokens)
-        self.num, self.width, self.manner = num, slots - manner.max_tokens, manner
+        slots = slots_of(width, sampling_config.max_tokens)
+        self.num, self.width, self.sampling_config = num, slots - sampling_config.max_tokens, sampling_config
         self._model = model
         self._cache = StaticCache(config=model.config, max_cache_len=slots)
         self._read = torch.zeros(num, 1, dtype=torch.int64, device=device)
@@ -131,7 +133,7 @@ class FixedWriter:
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         """Where the keys of the token read next go."""
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros(num, manner.max_tokens, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(num, sampling_config.max_tokens, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(num, dtype=torch.int64, device=device)
         self._log_probs = torch.zeros(num, dtype=torch.float64, device=device)
         self._writing = torch.ones(num, dtype=torch.bool, device=device)
@@ -155,8 +157,8 @@ class FixedWriter:
         self._begin(prompts)
         require_numbers(self._log_probs)
         with one_query_attention_in(self._model):
-            for count in range(1, self.manner.max_tokens):
-                if count % CHECK_STEPS == 0 and self.manner.eos is not None and not bool(self._writing.any()):
+            for count in range(1, self.sampling_config.max_tokens):
+                if count % CHECK_STEPS == 0 and self.sampling_config.eos is not None and not bool(self._writing.any()):
                     break
                 self._advance()
         generator.set_state(self._generator.get_state())
@@ -216,13 +218,13 @@ class FixedWriter:
         self._record(_last_logits(self._model, self._read, self._mask, self._positions, self._cache))
 
     def _record(self, logits: Float[Tensor, "B V"]) -> None:
-        arrivals = arrivals_of(self.num, self.manner, self._generator, logits.device)
-        drawn, chosen_log_probs = draw_tokens(logits, self.manner, arrivals)
+        arrivals = arrivals_of(self.num, self.sampling_config, self._generator, logits.device)
+        drawn, chosen_log_probs = draw_tokens(logits, self.sampling_config, arrivals)
         self._tokens.index_copy_(1, self._count, torch.where(self._writing, drawn, 0)[:, None])
         self._log_probs += torch.where(self._writing, chosen_log_probs, 0.0)
         self._lengths += self._writing
-        if self.manner.eos is not None:
-            self._writing &= drawn != self.manner.eos
+        if self.sampling_config.eos is not None:
+            self._writing &= drawn != self.sampling_config.eos
         self._read.copy_(drawn[:, None])
         self._positions += 1
         self._slot += 1
@@ -249,17 +251,17 @@ def slots_of(width: int, max_tokens: int) -> int:
     return math.ceil((width + max_tokens) / SLOT_MULTIPLE) * SLOT_MULTIPLE
 
 
-def bytes_per_row(model: Any, width: int, manner: Manner) -> int:
+def bytes_per_row(model: Any, width: int, sampling_config: SamplingConfig) -> int:
     """What one text takes: keys and values, its prompt's widest layer, and logits with what is drawn from them, eagerly and
     again in a graph."""
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    keys_and_values = 2 * config.num_hidden_layers * heads * head_size * slots_of(width, manner.max_tokens)
+    keys_and_values = 2 * config.num_hidden_layers * heads * head_size * slots_of(width, sampling_config.max_tokens)
     widest_layer = 4 * width * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     float32, copies = 4, 2
     drawing = config.vocab_size * (model.dtype.itemsize + 3 * float32) * copies
-    return int((keys_and_values + widest_layer) * model.dtype.itemsize + drawing + 8 * manner.max_tokens)
+    return int((keys_and_values + widest_layer) * model.dtype.itemsize + drawing + 8 * sampling_config.max_tokens)
 
 
 def _last_logits(model: Any, read: Tensor, attended: Tensor, positions: Tensor, cache: Any) -> Float[Tensor, "B V"]:
@@ -275,19 +277,23 @@ def _last_logits(model: Any, read: Tensor, attended: Tensor, positions: Tensor, 
 
 
 def arrivals_of(
-    num: int, manner: Manner, generator: torch.Generator, device: torch.device, rows: Int[Tensor, " R"] | None = None
+    num: int,
+    sampling_config: SamplingConfig,
+    generator: torch.Generator,
+    device: torch.device,
+    rows: Int[Tensor, " R"] | None = None,
 ) -> Float[Tensor, "R X"]:
     """Exponential times, drawn for all rows so that those of one do not depend on which others have ended."""
-    arrivals = torch.empty(num, manner.vocab_size, device=device).exponential_(generator=generator)
+    arrivals = torch.empty(num, sampling_config.vocab_size, device=device).exponential_(generator=generator)
     return arrivals if rows is None or len(rows) == num else arrivals[rows]
 
 
 def draw_tokens(
-    logits: Float[Tensor, "R V"], manner: Manner, arrivals: Float[Tensor, "R X"]
+    logits: Float[Tensor, "R V"], sampling_config: SamplingConfig, arrivals: Float[Tensor, "R X"]
 ) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
     """A token a row and its log-probability; `arrivals` is written over."""
-    logits = logits[:, : manner.vocab_size].float()
-    probs = (logits if manner.temperature == 1 else logits / manner.temperature).softmax(dim=1)
+    logits = logits[:, : sampling_config.vocab_size].float()
+    probs = (logits if sampling_config.temperature == 1 else logits / sampling_config.temperature).softmax(dim=1)
     # The first of exponential arrivals with rates p is token v with probability p_v. Unlike multinomial it takes any
     # number of words, and NaN does not end the program on a GPU.
     drawn = torch.div(probs, arrivals, out=arrivals).argmax(dim=1)

@@ -11,9 +11,9 @@ import torch
 from vlhmm.distillation.teachers.decoding import (
     BrokenModelError,
     Drawn,
-    FixedWriter,
-    Manner,
     Prompts,
+    SamplingConfig,
+    StaticCacheGenerator,
     bytes_per_row,
     can_be_fixed,
     write_growing,
@@ -35,10 +35,10 @@ class TextDrawer:
         if not (temperature > 0 and math.isfinite(temperature)):
             raise ValueError(f"temperature is {temperature}, but must be finite and above 0")
         self._teacher, self._longest_prompt = teacher, longest_prompt
-        self._manner = Manner(max_tokens, teacher.tokenizer.vocab_size, teacher.tokenizer.eos_id, temperature)
+        self._manner = SamplingConfig(max_tokens, teacher.tokenizer.vocab_size, teacher.tokenizer.eos_id, temperature)
         # On a CPU nothing is gained by fixed places, and rows that have ended are better left out.
         self._may_fix = teacher.device.type == "cuda" and can_be_fixed(teacher.model)
-        self._writer: FixedWriter | None = None
+        self._writer: StaticCacheGenerator | None = None
 
     def __call__(self, prompts: Sequence[Sequence[int]], generator: torch.Generator) -> Drawn:
         """One text for every prompt; the generator is on the teacher's device."""
@@ -62,10 +62,12 @@ class TextDrawer:
                 generator.set_state(before)
         return write_growing(model, read, self._manner, generator)
 
-    def _fixed(self, prompts: Prompts) -> FixedWriter:
+    def _fixed(self, prompts: Prompts) -> StaticCacheGenerator:
         if self._writer is None:
             num, width = prompts.ids.shape
-            self._writer = FixedWriter(self._teacher.model, num, max(width, self._longest_prompt), self._manner)
+            self._writer = StaticCacheGenerator(
+                self._teacher.model, num, max(width, self._longest_prompt), self._manner
+            )
         return self._writer
 
     def _require_memory(self, prompts: Prompts) -> None:

@@ -32,7 +32,7 @@ class BlockedRun:
     """log p(x_t | x_<t), 0 past the length."""
     log_last: Float[Tensor, "B K"]
     """log p(z | x) of the last state."""
-    suspect: Bool[Tensor, " B"]
+    underflow: Bool[Tensor, " B"]
     """A number of that sequence came near the smallest of float32. It stays on the device: look now and then.
 
     Where operands are rounded only sums over states are looked at: a single state that has faded to 1e-29 is far below their error.
@@ -47,7 +47,7 @@ def blocked_recursion(factors: BlockedFactors, precision: Precision = "highest")
     if factors.log_emission.is_cuda and factors.log_emission.dtype != torch.float64:
         return blocked_recursion_by_kernels(factors, precision)
     token_log_probs, log_last = recursion(factors.with_tiles())
-    # That recursion has done suspects again in log space.
+    # That recursion has done sequences with underflow again in log space.
     return BlockedRun(token_log_probs, log_last, torch.zeros_like(factors.lengths, dtype=torch.bool))
 
 
@@ -58,7 +58,7 @@ def blocked_recursion_by_kernels(
     transition = factors.transition
     row_term = None if transition.row_term is None else transition.row_term.float()
     out = transition.out.float() if transition.is_table else transition.out
-    token_log_probs, log_last, suspect = _BlockedRecursion.apply(
+    token_log_probs, log_last, underflow = _BlockedRecursion.apply(
         factors.log_previous.float(),
         factors.log_inits.float(),
         out,
@@ -71,7 +71,7 @@ def blocked_recursion_by_kernels(
         precision,
         cut,
     )
-    return BlockedRun(token_log_probs, log_last, suspect)
+    return BlockedRun(token_log_probs, log_last, underflow)
 
 
 def _rebuilt(tensors: tuple[Any, ...], states_of_group: Tensor | None, per_block: bool) -> BlockedFactors:
@@ -109,13 +109,13 @@ class _BlockedRecursion(torch.autograd.Function):
         ctx.save_for_backward(
             *(*inputs, states_of_group),
             *(packed.out, packed.into, packed.barrier),
-            *(run.token_log_probs, run.log_last, run.suspect, run.tiles),
+            *(run.token_log_probs, run.log_last, run.underflow, run.tiles),
             *(run.weight, run.emission, run.alpha, run.totals),
         )
         ctx.per_block, ctx.precision, ctx.cut = per_block, precision, cut
-        ctx.mark_non_differentiable(run.suspect)
+        ctx.mark_non_differentiable(run.underflow)
         ctx.set_materialize_grads(False)
-        return run.token_log_probs, run.log_last, run.suspect
+        return run.token_log_probs, run.log_last, run.underflow
 
     @staticmethod
     @once_differentiable

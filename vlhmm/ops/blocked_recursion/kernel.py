@@ -98,18 +98,18 @@ def forward(
     log_last,
     alpha,
     totals,
-    suspect,
+    underflow,
     T,
     K,
     K_PAD: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
-    FADING_MATTERS: tl.constexpr,
+    CHECK_MESSAGES: tl.constexpr,
 ):
     """One sequence. Each step waits for the one before; what does not is on its way to shared memory some pieces ahead.
 
-    It is suspect where a total was next to nothing, or a message if FADING_MATTERS. A single faded message matters only if a tile
+    It has underflow where a total was next to nothing, or a message if CHECK_MESSAGES. A single faded message matters only if a tile
     has zeros: else every state reaches every state.
     """
     CHUNKS: tl.constexpr = K_PAD // ROWS
@@ -175,9 +175,9 @@ def forward(
     reached = message > 0.0
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
-    if FADING_MATTERS:
+    if CHECK_MESSAGES:
         low = tl.maximum(low, tl.max(fading, axis=0) * tl.load(found_zero))
-    tl.store(suspect + b, low > 0)
+    tl.store(underflow + b, low > 0)
 
 
 @triton.jit

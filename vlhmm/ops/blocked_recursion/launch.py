@@ -14,7 +14,7 @@ from vlhmm.ops.blocked_recursion.factors import BlockedFactors
 from vlhmm.ops.blocked_recursion.tiles import kernel as tiles_kernel
 from vlhmm.ops.groups.order import group_order
 from vlhmm.ops.rounding import logit_product
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
 LARGEST_STATES = 1024
@@ -23,7 +23,7 @@ LARGEST_STATES = 1024
 # What one program may hold of a tile: 64 numbers a thread, in 8 warps.
 TILE_NUMBERS = 1 << 14
 
-LEAST_STRETCH = 4
+MIN_STRETCH = 4
 """Positions of a program of sums: with fewer it adds to memory more often than it computes."""
 
 
@@ -128,7 +128,7 @@ class Run:
 
     token_log_probs: Float[Tensor, "B T"]
     log_last: Float[Tensor, "B K"]
-    suspect: Bool[Tensor, " B"]
+    underflow: Bool[Tensor, " B"]
     tiles: Float[Tensor, "B T K_pad K_pad"]
     weight: Float[Tensor, "B T K"]
     emission: Float[Tensor, "B T K"]
@@ -167,12 +167,12 @@ def operands(factors: BlockedFactors, precision: Precision) -> Operands:
 def _packed(features: Float[Tensor, "Z H"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     num_rows, width = features.shape
     step = min(64, max(16, power_of_2(width)))
-    packed_width = pieces(width, step) * step
+    packed_width = cdiv(width, step) * step
     padded = power_of_2(packed_width)
     packed = features.new_empty(num_rows, packed_width, dtype=dtype)
     barrier = features.new_empty(num_rows, dtype=torch.float32)
     rows = max(1, 4096 // padded)
-    tiles_kernel.pack[(pieces(num_rows, rows),)](
+    tiles_kernel.pack[(cdiv(num_rows, rows),)](
         *(features.contiguous(), packed, barrier, num_rows, width, packed_width, padded, rows)
     )
     return packed, barrier
@@ -200,7 +200,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     row_term = factors.transition.row_term
     if row_term is None:
         log_prob = factors.transition.out.contiguous()
-        tiles_kernel.cut_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
+        tiles_kernel.cut_tiles[(batch * length, cdiv(cut.states, cut.forward_rows))](
             *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
             ROWS=cut.forward_rows,
@@ -208,7 +208,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         )
     else:
         width = packed.out.shape[1]
-        tiles_kernel.make_tiles[(batch * length, pieces(cut.states, cut.tile_rows))](
+        tiles_kernel.make_tiles[(batch * length, cdiv(cut.states, cut.tile_rows))](
             *(packed.out, packed.into, packed.barrier, row_term.contiguous(), *groups, _states(factors)),
             *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
             WIDTH=width,
@@ -228,20 +228,20 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         num_warps=1,
     )
     log_last = log_emission.new_empty(batch, num_states)
-    suspect = log_emission.new_empty(batch, dtype=torch.bool)
+    underflow = log_emission.new_empty(batch, dtype=torch.bool)
     kernel.forward[(batch,)](
         *(tiles, weight, emission, log_shift, init_of),
         *(factors.log_previous.contiguous(), factors.lengths.contiguous(), found_zero),
-        *(token_log_probs, log_last, alpha, totals, suspect, length, num_states),
+        *(token_log_probs, log_last, alpha, totals, underflow, length, num_states),
         K_PAD=cut.states,
         ROWS=cut.forward_rows,
         STAGES=cut.forward_stages,
         PARTS=cut.forward_parts,
-        FADING_MATTERS=precision == "highest" or factors.transition.is_table,
+        CHECK_MESSAGES=precision == "highest" or factors.transition.is_table,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
-    return Run(token_log_probs, log_last, suspect, tiles, weight, emission, alpha, totals)
+    return Run(token_log_probs, log_last, underflow, tiles, weight, emission, alpha, totals)
 
 
 def backward(
@@ -308,7 +308,7 @@ def _table_gradient(
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
-    tiles_kernel.add_tiles[(batch * length, pieces(cut.states, cut.forward_rows))](
+    tiles_kernel.add_tiles[(batch * length, cdiv(cut.states, cut.forward_rows))](
         *(tiles, sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
         K_PAD=cut.states,
@@ -340,13 +340,13 @@ def _feature_gradient(
     the sums leave the registers once a stretch.
     """
     # Rows that begin at aligned addresses: at a width of 257, which a barrier makes, the sums would not stay in registers.
-    width, num_positions = pieces(own_features.shape[1], 16) * 16, order.shape[0]
+    width, num_positions = cdiv(own_features.shape[1], 16) * 16, order.shape[0]
     block_width = min(cut.sum_width, power_of_2(operand.shape[1]))
     two = cut.sum_two and width > block_width
-    parts = pieces(cut.states, cut.sum_rows), pieces(width, 2 * block_width if two else block_width)
-    stretch = max(LEAST_STRETCH, pieces(num_positions * parts[0] * parts[1], cut.sum_programs))
+    parts = cdiv(cut.states, cut.sum_rows), cdiv(width, 2 * block_width if two else block_width)
+    stretch = max(MIN_STRETCH, cdiv(num_positions * parts[0] * parts[1], cut.sum_programs))
     gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
-    tiles_kernel.accumulate[(pieces(num_positions, stretch), *parts)](
+    tiles_kernel.accumulate[(cdiv(num_positions, stretch), *parts)](
         *(tiles, sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
         BLOCK_FACTORED=factors.transition.per_block,

@@ -30,7 +30,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest_norm: float) -> F
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     if math.isinf(largest_norm):
         return norm
-    # As the library has it.
+    # As torch.nn.utils.clip_grad_norm_ has it.
     factor = (largest_norm / (norm + 1e-6)).clamp(max=1.0)
     if small:
         torch._foreach_mul_(small, factor)

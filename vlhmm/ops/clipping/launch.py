@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlhmm.ops.clipping import kernel
-from vlhmm.ops.sizes import pieces
+from vlhmm.ops.sizes import cdiv
 
 BLOCK = 4096
 PROGRAMS = 1056
@@ -17,13 +17,13 @@ PROGRAMS = 1056
 def scale(values: Float[Tensor, ...], factor: Float[Tensor, ""]) -> None:
     """values *= factor, in place."""
     count = values.numel()
-    kernel.scale[(min(PROGRAMS, pieces(count, BLOCK)),)](values, factor, count, BLOCK=BLOCK, num_warps=8)
+    kernel.scale[(min(PROGRAMS, cdiv(count, BLOCK)),)](values, factor, count, BLOCK=BLOCK, num_warps=8)
 
 
 def part_norms(values: Float[Tensor, ...]) -> Float[Tensor, " programs"]:
     """The norms of parts, whose norm is that of all values."""
     count = values.numel()
-    programs = min(PROGRAMS, pieces(count, BLOCK))
+    programs = min(PROGRAMS, cdiv(count, BLOCK))
     norms = torch.empty(programs, device=values.device)
     kernel.part_norms[(programs,)](values, norms, count, BLOCK=BLOCK, num_warps=8)
     return norms

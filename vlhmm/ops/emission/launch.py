@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from vlhmm.ops.emission import kernel
 from vlhmm.ops.emission.layout import WordLayout
 from vlhmm.ops.rounding import logit_product
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
 FEWEST_PROGRAMS = 264
@@ -115,7 +115,7 @@ def log_probs(
     block_states = _block(num_states, cut.states)
     log_prob = words.new_empty(num_words, num_states)
     tile_log_sum = words.new_empty(num_tiles, num_states)
-    kernel.make_logits[num_tiles, pieces(num_states, block_states)](
+    kernel.make_logits[num_tiles, cdiv(num_states, block_states)](
         *(emit, words, words if bias is None else bias, layout.words, layout.tiles),
         *(log_prob, tile_log_sum, num_states, width),
         WITH_BIAS=bias is not None,
@@ -130,7 +130,7 @@ def log_probs(
     if _one_group(layout):
         return log_prob.sub_(tile_log_sum.logsumexp(0))
     row_states = _block(num_states, cut.row_states)
-    kernel.normalize[num_tiles, pieces(layout.tile_words, cut.row_words), pieces(num_states, row_states)](
+    kernel.normalize[num_tiles, cdiv(layout.tile_words, cut.row_words), cdiv(num_states, row_states)](
         *(log_prob, layout.words, layout.tiles, tile_log_sum, num_states),
         ROWS=cut.row_words,
         BLOCK_K=row_states,
@@ -152,7 +152,7 @@ def logit_gradients(
     num_tiles = layout.tiles.shape[0]
     sum_states = _block(num_states, cut.sum_states)
     tile_sum = grad.new_empty(num_tiles, num_states)
-    kernel.sum_tile[num_tiles, pieces(num_states, sum_states)](
+    kernel.sum_tile[num_tiles, cdiv(num_states, sum_states)](
         *(grad, layout.words, layout.tiles, tile_sum, num_states),
         TILE_WORDS=layout.tile_words,
         BLOCK_K=sum_states,
@@ -163,7 +163,7 @@ def logit_gradients(
     # Matrix products alone read it.
     d_logits = grad.new_empty(num_words, num_states, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     d_bias = grad.new_empty(num_words) if with_bias else None
-    kernel.make_d_logits[num_tiles, pieces(layout.tile_words, cut.row_words)](
+    kernel.make_d_logits[num_tiles, cdiv(layout.tile_words, cut.row_words)](
         *(grad, log_prob, layout.words, layout.tiles, tile_sum, d_logits),
         *(grad if d_bias is None else d_bias, num_states),
         WITH_BIAS=with_bias,
@@ -182,7 +182,7 @@ def word_gradients(
     width = emit.shape[1]
     block_features = _block(width, cut.features)
     d_words = emit.new_empty(num_words, width)
-    kernel.make_d_words[layout.tiles.shape[0], pieces(width, block_features)](
+    kernel.make_d_words[layout.tiles.shape[0], cdiv(width, block_features)](
         *(d_logits, emit, layout.words, layout.tiles, d_words, num_states, width),
         PRECISION=precision,
         PRODUCT=_product(precision),
@@ -200,7 +200,7 @@ def emit_gradients(
 ) -> Float[Tensor, "Z H"]:
     num_states, width = d_logits.shape[1], words.shape[1]
     block_states, block_features = _block(num_states, cut.states), _block(width, cut.features)
-    grid = pieces(num_states, block_states), pieces(width, block_features)
+    grid = cdiv(num_states, block_states), cdiv(width, block_features)
     # One group's few programs would walk over the whole vocabulary: parts of it are taken for groups, and added up.
     spans = _parts(words, FEWEST_PROGRAMS // (grid[0] * grid[1])) if _one_group(layout) else layout.spans
     d_emit = words.new_empty(spans.shape[0] * num_states, width)
@@ -225,8 +225,8 @@ def _one_group(layout: WordLayout) -> bool:
 def _parts(words: Float[Tensor, "X H"], most: int) -> Int[Tensor, "N 3"]:
     """The words of one group cut into parts, as `spans` has groups."""
     num_words = words.shape[0]
-    size = max(FEWEST_WORDS, pieces(num_words, max(1, most)))
-    part = torch.arange(pieces(num_words, size), device=words.device, dtype=torch.int32)
+    size = max(FEWEST_WORDS, cdiv(num_words, max(1, most)))
+    part = torch.arange(cdiv(num_words, size), device=words.device, dtype=torch.int32)
     return torch.stack([part, part * size, (num_words - part * size).clamp(max=size)], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""Max-product: the best score of a path into each state, and the way back along the best path."""
+"""Max-product: the best score of a path into each state, and the backtrace along the best path."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from vlhmm.ops.recursion.factors import Factors
 __all__ = ["Way", "max_product", "trace"]
 
 Way = ScoresBefore | KeptScores
-"""What a forward pass keeps for the way back."""
+"""What a forward pass keeps for the backtrace."""
 
 
-def max_product(factors: Factors, keep_way: bool) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], Way | None]:
-    """The gain at each position of the best score, the last scores (their best is 0), and the way back if it is asked for.
+def max_product(
+    factors: Factors, keep_backtrace: bool
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], Way | None]:
+    """The gain at each position of the best score, the last scores (their best is 0), and what the backtrace needs if it is asked for.
 
     Scores are relative to the best one; the gains sum to the best path's log-probability.
     """
     if _kernels_take(factors):
         from vlhmm.ops.max_product import dense
 
-        return dense.max_product(factors, keep_way)
-    return scores.max_product(factors, keep_way)
+        return dense.max_product(factors, keep_backtrace)
+    return scores.max_product(factors, keep_backtrace)
 
 
 def _kernels_take(factors: Factors) -> bool:

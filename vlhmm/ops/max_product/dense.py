@@ -14,7 +14,7 @@ from vlhmm.ops.max_product import kernel
 from vlhmm.ops.max_product.kept import KeptScores
 from vlhmm.ops.recursion.cutting import multiprocessors
 from vlhmm.ops.recursion.factors import Factors
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Moves:
 def moves(log_tile: Float[Tensor, "K K"], tiling: Tiling | None = None) -> Moves:
     states = log_tile.shape[0]
     tiling = tiling or tiling_for(states)
-    parts = pieces(states, tiling.columns)
+    parts = cdiv(states, tiling.columns)
     padded = parts * tiling.columns
     tile = pad(log_tile, (0, padded - states, 0, padded - states), value=-torch.inf)
     return Moves(tiling, tile.view(padded // 4, 4, parts, tiling.columns).permute(2, 0, 3, 1).contiguous())
 
 
 def max_product(
-    factors: Factors, keep_way: bool, *, persistent: bool | None = None, tiling: Tiling | None = None
+    factors: Factors, keep_backtrace: bool, *, persistent: bool | None = None, tiling: Tiling | None = None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], KeptScores | None]:
     """As the reference, with scores in place of back-pointers. `persistent`: see `best_scores`."""
     size, length, states = factors.log_emission.shape
@@ -73,7 +73,7 @@ def max_product(
         factors.init_of.contiguous(),
         factors.log_previous,
         factors.lengths,
-        keep_way,
+        keep_backtrace,
         persistent=persistent,
     )
 
@@ -86,7 +86,7 @@ def best_scores(
     init_of: Int[Tensor, "B T"],
     log_previous: Float[Tensor, "B K"],
     lengths: Int[Tensor, " B"],
-    keep_way: bool,
+    keep_backtrace: bool,
     *,
     persistent: bool | None = None,
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], KeptScores | None]:
@@ -98,12 +98,12 @@ def best_scores(
     states, device, tiling = log_rows.shape[1], log_rows.device, moves.tiling
     parts = moves.tile.shape[0]
     padded = parts * tiling.columns
-    row_tiles = pieces(size, tiling.rows)
+    row_tiles = cdiv(size, tiling.rows)
     programs = row_tiles * parts
     if persistent is None:
         # The interpreter runs programs one after the other: they cannot wait for one another.
         persistent = device.type == "cuda" and programs <= multiprocessors(device)
-    slots = length + 1 if keep_way else 2
+    slots = length + 1 if keep_backtrace else 2
     scores = torch.empty(slots, row_tiles, padded, tiling.rows, device=device)
     peaks = torch.empty(length + 1, size, parts, device=device)
     # A count a line of memory: those of others are not disturbed.
@@ -134,7 +134,7 @@ def best_scores(
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
     )
-    return gains, log_best, KeptScores(scores, moves.tile) if keep_way else None
+    return gains, log_best, KeptScores(scores, moves.tile) if keep_backtrace else None
 
 
 def trace(

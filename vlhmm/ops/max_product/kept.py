@@ -1,4 +1,4 @@
-"""What the kernels keep for the way back; apart from them, so that it is known where they cannot run."""
+"""What the kernels keep for the backtrace; apart from them, so that it is known where they cannot run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KeptScores:
-    """What the way back needs, in the order in which the kernels read it."""
+    """What the backtrace needs, in the order in which the kernels read it."""
 
     scores: Float[Tensor, "S row_tiles padded rows"]
     """The scores before each position."""

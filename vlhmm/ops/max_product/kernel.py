@@ -1,7 +1,7 @@
 """Max-product on a GPU when every position takes the one tile: a dense HMM. `dense.py` calls these kernels.
 
 No matrix unit takes maxima, so each pair of states costs an addition and a maximum on the plain ones: nothing else may
-stand in the loop. The index of the maximum would double its work; instead all scores are kept, and the way back seeks the
+stand in the loop. The index of the maximum would double its work; instead all scores are kept, and the backtrace seeks the
 predecessor of the one state a position that is on the path. For the same reason scores and tile are stored in the order in
 which the loop reads them, padded with -inf: its addresses are constants, and it has no masks.
 

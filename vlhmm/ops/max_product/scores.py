@@ -1,4 +1,4 @@
-"""Max-product on a CPU: the forward pass keeps scores, and the way back finds each predecessor from them.
+"""Max-product on a CPU: the forward pass keeps scores, and the backtrace finds each predecessor from them.
 
 Only one state a position is on the path, so its predecessor is sought when the path is known: the forward pass takes
 the maximum alone, which runs over adjacent numbers many times as fast as a maximum with its index.
@@ -20,7 +20,7 @@ STEP_BYTES = 1 << 21
 
 @dataclass(frozen=True)
 class ScoresBefore:
-    """What the way back needs in place of back-pointers."""
+    """What the backtrace needs in place of back-pointers."""
 
     log_before: Float[Tensor, "B T K"]
     """The best score of a path into each state of the position before, relative to the best of them."""
@@ -29,7 +29,7 @@ class ScoresBefore:
 
 
 def max_product(
-    factors: Factors, keep_way: bool
+    factors: Factors, keep_backtrace: bool
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], ScoresBefore | None]:
     """As the reference, with scores in place of back-pointers."""
     log_tiles_into = factors.log_tiles.mT.contiguous()
@@ -41,7 +41,7 @@ def max_product(
     log_best = factors.log_previous - factors.log_previous.amax(1, keepdim=True)
     log_best = torch.where(log_best.isnan(), -torch.inf, log_best)
     gains = torch.empty_like(factors.log_emission[:, :, 0])
-    log_before = torch.empty_like(factors.log_emission) if keep_way else None
+    log_before = torch.empty_like(factors.log_emission) if keep_backtrace else None
     lowest = torch.finfo(gains.dtype).min
     for t in range(factors.num_positions):
         if log_before is not None:

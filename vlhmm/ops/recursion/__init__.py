@@ -1,7 +1,7 @@
 """The forward recursion: exact log p(x_t | x_<t) from the factors of every position, and its gradient without a tape.
 
 `scaled` does the work, on a GPU `dense` where there is but one tile. A sequence in which their numbers come near the
-smallest of their type, or on `scaled`'s way back beyond its largest, is done again: if that was float32 by `scaled` in
+smallest of their type, or in the backward pass of `scaled` beyond its largest, is done again: if that was float32 by `scaled` in
 float64, whose range is eight times as wide, else in log space by `reference`, which is the specification. While a CUDA graph
 is captured nobody can look: see `_DenseRecursion`.
 """
@@ -77,14 +77,14 @@ def filtered(
 
         prepared = dense.prepare(factors.log_tiles[0], factors.log_inits, precision)
         dense_run = dense.forward(prepared, dense.text_of(factors), precision, keep=True)
-        token_log_probs, suspect = dense_run.token_log_probs, dense_run.suspect
+        token_log_probs, underflow = dense_run.token_log_probs, dense_run.underflow
         alpha = dense_run.messages[1:].transpose(0, 1)
     else:
         run = scaled.forward(factors, scaled.scale(factors))
-        token_log_probs, alpha, suspect = run.token_log_probs, run.alpha, run.suspect
+        token_log_probs, alpha, underflow = run.token_log_probs, run.alpha, run.underflow
     log_last = alpha[:, -1].log()
     log_filtered = torch.where(factors.within()[:, :, None], alpha.log(), -torch.inf)
-    rows = suspect.nonzero()[:, 0]
+    rows = underflow.nonzero()[:, 0]
     if rows.numel():
         _put(rows, (token_log_probs, log_filtered, log_last), _again(factors.sequences(rows)))
     return token_log_probs, log_filtered, log_last
@@ -125,14 +125,14 @@ class _Recursion(torch.autograd.Function):
         scaled_factors = scaled.scale(factors)
         run = scaled.forward(factors, scaled_factors)
         token_log_probs, log_last = run.token_log_probs, run.alpha[:, -1].log()
-        rows = run.suspect.nonzero()[:, 0]
+        rows = run.underflow.nonzero()[:, 0]
         if rows.numel():
             again = _again(factors.sequences(rows))
             _put(rows, (token_log_probs, log_last), (again[0], again[2]))
         ctx.save_for_backward(
             *(log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths),
-            *(run.alpha, run.scale, run.suspect, token_log_probs, log_last),
-            # Many scaled tiles are made again on the way back: they are the largest thing here.
+            *(run.alpha, run.scale, run.underflow, token_log_probs, log_last),
+            # Many scaled tiles are made again in the backward pass: they are the largest thing here.
             *(scaled_factors.tensors() if log_tiles.shape[0] == 1 else ()),
         )
         return token_log_probs, log_last
@@ -142,7 +142,7 @@ class _Recursion(torch.autograd.Function):
         # Asked for once: under checkpointing a second time would be refused.
         saved = ctx.saved_tensors
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
-        alpha, totals, suspect, token_log_probs, log_last = saved[7:12]
+        alpha, totals, underflow, token_log_probs, log_last = saved[7:12]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
         # An impossible token or state has no gradient, whatever was asked of it.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
@@ -156,10 +156,10 @@ class _Recursion(torch.autograd.Function):
                 token, last, reached = (values.index_fill(0, rows, 0.0) for values in (token, last, reached))
             return scaled.backward(factors, scaled_factors, reached, totals, token, last, tile_gradient=wanted[2])
 
-        rows = suspect.nonzero()[:, 0]
+        rows = underflow.nonzero()[:, 0]
         gradient = without(rows)
         if not _all_finite(gradient):
-            rows = (suspect | _overflowing(gradient)).nonzero()[:, 0]
+            rows = (underflow | _overflowing(gradient)).nonzero()[:, 0]
             gradient = without(rows)
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if rows.numel():
@@ -192,8 +192,8 @@ class _DenseRecursion(torch.autograd.Function):
         run = dense.forward(prepared, text, precision, keep=keep)
         token_log_probs, log_last = run.token_log_probs, run.last.log()
         may_look = not _in_capture(log_emission.device)
-        left_out = run.suspect if may_look else run.lost
-        # Asked for once, here: the way back need not wait for the device again.
+        left_out = run.underflow if may_look else run.total_underflow
+        # Asked for once, here: the backward pass needs no second synchronisation.
         ctx.rows = left_out.nonzero()[:, 0] if may_look and bool(left_out.any()) else None
         if ctx.rows is not None:
             again = _again(factors.sequences(ctx.rows))

@@ -11,18 +11,18 @@ from typing import Literal
 import torch
 
 from vlhmm.ops.recursion.product import PRODUCT_WIDENS
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
 Method = Literal["resident", "persistent", "launches", "library"]
 """One kernel for all positions, each program with its part of the tile; the same, reading the tile at each step; that one launched
-for each position; or the library's matrix product and a kernel for the rest."""
+for each position; or a cuBLAS product and a kernel for the rest."""
 
 LARGEST_PERSISTENT = 8192
 """Measured on one H200: 2.2 ms against 4.8 for 4,096 states where Python launches each product."""
 
 LARGEST_PERSISTENT_IN_GRAPH = 1024
-"""A graph's launches cost little: the library takes 0.85 ms against 1.16 for 2,048 states and 1.75 against 1.99 for 4,096; for
+"""A graph's launches cost little: cuBLAS takes 0.85 ms against 1.16 for 2,048 states and 1.75 against 1.99 for 4,096; for
 1,024 it takes 0.65 against 0.62."""
 
 
@@ -55,30 +55,30 @@ SPARE_BYTES = 4 << 10
 """Of a program's shared memory, beside its part of the tile and a message."""
 
 LIBRARY_TILING = Tiling(4, 512, 16, 4, 1)
-"""Where the library makes the product, a program has only whole rows to read and write."""
+"""Where cuBLAS makes the product, a program has only whole rows to read and write."""
 
 
 _OF_THIS_THREAD = threading.local()
 
 
 @contextmanager
-def nobody_waits() -> Iterator[None]:
+def no_cooperative_kernels() -> Iterator[None]:
     """Within it this thread takes kernels alone that end whatever else the device does.
 
     The programs of the others wait for one another, so all must be on the device at once. Where several threads launch such kernels,
     each might hold what another needs.
     """
-    before = getattr(_OF_THIS_THREAD, "nobody_waits", False)
-    _OF_THIS_THREAD.nobody_waits = True
+    before = getattr(_OF_THIS_THREAD, "no_cooperative_kernels", False)
+    _OF_THIS_THREAD.no_cooperative_kernels = True
     try:
         yield
     finally:
-        _OF_THIS_THREAD.nobody_waits = before
+        _OF_THIS_THREAD.no_cooperative_kernels = before
 
 
 def method_for(size: int, states: int, device: torch.device, precision: Precision, *, in_graph: bool = False) -> Method:
     """The fastest; `in_graph`: where launches cost little."""
-    if getattr(_OF_THIS_THREAD, "nobody_waits", False):
+    if getattr(_OF_THIS_THREAD, "no_cooperative_kernels", False):
         return "library" if precision == "bf16" and PRODUCT_WIDENS else "launches"
     if _resident_tiling(size, states, device, precision) is not None:
         return "resident"
@@ -94,7 +94,7 @@ def _resident_tiling(size: int, states: int, device: torch.device, precision: Pr
         return None
     sources = max(16, power_of_2(states))
     for tiling in RESIDENT_TILINGS:
-        programs = pieces(size, tiling.rows) * pieces(states, tiling.columns)
+        programs = cdiv(size, tiling.rows) * cdiv(states, tiling.columns)
         held = 2 * sources * (tiling.rows + tiling.columns)
         if programs <= multiprocessors(device) and held + SPARE_BYTES <= _shared_bytes(device):
             return tiling
@@ -108,7 +108,7 @@ def tiling_for(size: int, states: int, device: torch.device, precision: Precisio
     if method == "resident":
         return _resident_tiling(size, states, device, "bf16") or RESIDENT_TILINGS[-1]
     programs = multiprocessors(device)
-    fitting = (one for one in TILINGS if pieces(size, one.rows) * pieces(states, one.columns) <= programs)
+    fitting = (one for one in TILINGS if cdiv(size, one.rows) * cdiv(states, one.columns) <= programs)
     tiling = next(fitting, TILINGS[-1])
     if precision == "bf16":
         return tiling

@@ -2,7 +2,7 @@
 the work is cut, and which kernel does it.
 
 Up to about a thousand states one persistent kernel a direction walks over time and keeps the tile on the chip; up to a few thousand
-another reads the tile anew at each step. With more of them the product of a step outweighs its launch, and is left to the library.
+another reads the tile anew at each step. With more of them the product of a step outweighs its launch, and is left to cuBLAS.
 
 Axes as in `factors`. Nothing here asks the device anything.
 """
@@ -24,7 +24,7 @@ from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.product import product
 from vlhmm.ops.recursion.resident import kernel as resident
 from vlhmm.ops.recursion.scaled import Gradient
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
 SMALLEST_TOTAL = 1e-19
@@ -33,7 +33,7 @@ emissions are lifted by 2^32, such a sum is 5e-39 of the largest."""
 
 SMALLEST_MESSAGE = torch.finfo(torch.float32).tiny ** 0.75
 
-PART_POSITIONS, MOST_PARTS = 256, 1024
+PART_POSITIONS, MAX_PARTS = 256, 1024
 """A program of those that sum posteriors over all positions takes so many, or more, so that their parts are not too many."""
 
 
@@ -72,19 +72,19 @@ class DenseRun:
     were not kept S = 2, and the last message stands at T % 2."""
     scale: Float[Tensor, "B T"]
     """c_t of the scaled factors; 1 past the length."""
-    doubt: Int[Tensor, " B"]
+    underflow_level: Int[Tensor, " B"]
     """1: single messages were too small for their type, which seldom matters; 2: the sum of a step was."""
     log_prob: Float[Tensor, " B"] | None = None
     """Of the whole sequence, where it was just made."""
 
     @property
-    def suspect(self) -> Bool[Tensor, " B"]:
+    def underflow(self) -> Bool[Tensor, " B"]:
         """A probability that matters may have been too small for its type."""
-        return self.doubt > 0
+        return self.underflow_level > 0
 
     @property
-    def lost(self) -> Bool[Tensor, " B"]:
-        return self.doubt > 1
+    def total_underflow(self) -> Bool[Tensor, " B"]:
+        return self.underflow_level > 1
 
     @property
     def last(self) -> Float[Tensor, "B K"]:
@@ -95,10 +95,10 @@ def prepare(log_tile: Float[Tensor, "K K"], log_inits: Float[Tensor, "I K"], pre
     log_tile = log_tile.contiguous()
     tile = torch.empty(log_tile.shape, device=log_tile.device, dtype=_operand_type(precision, log_tile.device))
     count, extent = tile.numel(), torch.empty(2, device=log_tile.device)
-    num_parts = min(1024, pieces(count, 4096))
+    num_parts = min(1024, cdiv(count, 4096))
     parts = torch.empty(2, num_parts, device=log_tile.device)
     factors_kernel.extremes[(num_parts,)](log_tile, parts, count, BLOCK=4096)
-    factors_kernel.exp_tile[(pieces(count, 4096),)](
+    factors_kernel.exp_tile[(cdiv(count, 4096),)](
         log_tile, parts, num_parts, extent, tile, tile, count, TIMES=False, BLOCK=4096
     )
     return Prepared(log_tile, tile, extent, log_inits.contiguous())
@@ -136,7 +136,7 @@ def forward(
     states, device = prepared.tile.shape[0], prepared.tile.device
     method = method or method_for(size, states, device, precision)
     tiling = tiling or tiling_for(size, states, device, precision, method)
-    parts = pieces(states, tiling.columns)
+    parts = cdiv(states, tiling.columns)
     slots = length + 1 if keep else 2
     messages = torch.empty(slots, size, states, device=device)
     lows = torch.empty(length, size, parts, device=device)
@@ -160,16 +160,16 @@ def forward(
         _launch(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1), tiling, precision, method)
     token_log_probs, log_prob = torch.empty(size, length, device=device), torch.empty(size, device=device)
     scale = torch.empty_like(token_log_probs)
-    doubt = torch.empty(size, dtype=torch.int8, device=device)
+    underflow_level = torch.empty(size, dtype=torch.int8, device=device)
     kernel.finish[(size,)](
         *(sums, lows, text.peaks, text.row_of, begun.init_peak, prepared.extent, begun.vanished, text.init_of),
-        *(text.lengths, token_log_probs, log_prob, scale, doubt, size, length, parts),
+        *(text.lengths, token_log_probs, log_prob, scale, underflow_level, size, length, parts),
         SMALLEST_TOTAL=SMALLEST_TOTAL,
         SMALLEST_MESSAGE=SMALLEST_MESSAGE,
         POSITIONS=16,
         PARTS=power_of_2(parts),
     )
-    return DenseRun(token_log_probs, messages, scale, doubt, log_prob)
+    return DenseRun(token_log_probs, messages, scale, underflow_level, log_prob)
 
 
 def backward(
@@ -186,7 +186,7 @@ def backward(
     method: Method | None = None,
     tiling: Tiling | None = None,
 ) -> Gradient:
-    """The vector-Jacobian product. Sequences in doubt get a gradient of 0; nothing is asked of impossible tokens and states.
+    """The vector-Jacobian product. Sequences with underflow get a gradient of 0; nothing is asked of impossible tokens and states.
 
     Without `tile_gradient` and `init_gradient` those are left empty: posteriors need no products of all positions. The gradient
     of the emission is that of each position, not of the table's rows; if `nonnegative`, since no cotangent is negative, rounding
@@ -196,7 +196,7 @@ def backward(
     states, device = prepared.tile.shape[0], prepared.tile.device
     method = method or method_for(size, states, device, precision)
     tiling = tiling or tiling_for(size, states, device, precision, method)
-    parts = pieces(states, tiling.columns)
+    parts = cdiv(states, tiling.columns)
     if method == "resident":
         ratio, sums = _awaited(length + 1, size, states, parts, prepared.tile)
         # Nothing comes from past the end.
@@ -254,8 +254,8 @@ def _awaited(steps: int, size: int, states: int, parts: int, tile: Tensor) -> tu
     """Messages in the tile's type and their parts' sums, which are read until a number stands there: with all bits set neither
     type has one, so that one launch fills both."""
     # Kernels count on addresses that are multiples of 16 bytes.
-    message_bytes = 16 * pieces(steps * size * states * tile.element_size(), 16)
-    sum_bytes = 8 * pieces(steps * size * parts * 4, 8)
+    message_bytes = 16 * cdiv(steps * size * states * tile.element_size(), 16)
+    sum_bytes = 8 * cdiv(steps * size * parts * 4, 8)
     filled = torch.full(((message_bytes + sum_bytes) // 8,), -1, dtype=torch.int64, device=tile.device).view(torch.int8)
     messages = filled[:message_bytes].view(tile.dtype)[: steps * size * states].view(steps, size, states)
     return messages, filled[message_bytes:].view(torch.float32)[: steps * size * parts].view(steps, size, parts)
@@ -278,11 +278,11 @@ def _launch_resident(
     """All steps in one launch; the interpreter, whose programs cannot wait for one another, launches each, and the end."""
     size, _, states = sizes[:3]
     waits = arguments[0].is_cuda
-    parts = pieces(states, tiling.columns)
+    parts = cdiv(states, tiling.columns)
     if waits:
         options["launch_cooperative_grid"] = True
     for first, end in [(0, steps)] if waits else [(t, min(t + 1, steps)) for t in range(launches)]:
-        steps_kernel[(pieces(size, tiling.rows) * parts,)](
+        steps_kernel[(cdiv(size, tiling.rows) * parts,)](
             *arguments,
             *sizes,
             first,
@@ -310,8 +310,8 @@ def _launch(
     """All steps in one launch, or each in its own."""
     size, _, states = sizes[:3]
     device = arguments[0].device
-    parts = pieces(states, tiling.columns)
-    programs = pieces(size, tiling.rows) * parts
+    parts = cdiv(states, tiling.columns)
+    programs = cdiv(size, tiling.rows) * parts
     options |= {"num_warps": tiling.num_warps, "num_stages": tiling.num_stages}
     arrived = arguments[-1]
     if method == "persistent":
@@ -342,10 +342,10 @@ def _init_gradient(prepared: Prepared, text: Text, posterior: Float[Tensor, "B T
     """Each initial row's posteriors summed; there are but a few such rows."""
     num_inits, states = prepared.log_inits.shape
     num_positions = text.init_of.numel()
-    part_positions = max(PART_POSITIONS, pieces(num_positions, MOST_PARTS))
-    parts = pieces(num_positions, part_positions)
+    part_positions = max(PART_POSITIONS, cdiv(num_positions, MAX_PARTS))
+    parts = cdiv(num_positions, part_positions)
     of_parts = torch.empty(parts, num_inits, states, device=posterior.device)
-    ends.sum_begun[parts, num_inits, pieces(states, 128)](
+    ends.sum_begun[parts, num_inits, cdiv(states, 128)](
         *(posterior, text.init_of, of_parts, num_positions, num_inits, states, part_positions),
         ROWS=64,
         BLOCK=128,
@@ -360,7 +360,7 @@ class _Asked:
     last: Float[Tensor, "B K"]
     last_sum: Float[Tensor, " B"]
     scale: Float[Tensor, "B T"]
-    """0 where a sequence has no way back."""
+    """0 where a sequence has no gradient."""
 
 
 def _ask(run: DenseRun, token_cotangent: Tensor | None, last_cotangent: Tensor | None) -> _Asked:
@@ -369,7 +369,7 @@ def _ask(run: DenseRun, token_cotangent: Tensor | None, last_cotangent: Tensor |
     asked = _Asked(token, torch.empty_like(last), torch.empty(size, device=last.device), scale)
     given = (None if one is None else one.contiguous() for one in (token_cotangent, last_cotangent))
     ends.ask[(size,)](
-        *(run.token_log_probs, last, run.doubt, run.scale, *given),
+        *(run.token_log_probs, last, run.underflow_level, run.scale, *given),
         *(asked.token, asked.last, asked.last_sum, asked.scale, length, last.shape[1]),
         BLOCK=512,
         num_warps=4,
@@ -413,6 +413,6 @@ def _warps(block: int) -> int:
 def _times_tile(gradient: Float[Tensor, "1 K K"], prepared: Prepared) -> None:
     """gradient times 2^32 exp(log A - peak), in place."""
     count = gradient.numel()
-    factors_kernel.exp_tile[(pieces(count, 4096),)](
+    factors_kernel.exp_tile[(cdiv(count, 4096),)](
         prepared.log_tile, None, 0, prepared.extent, gradient, gradient, count, TIMES=True, BLOCK=4096
     )

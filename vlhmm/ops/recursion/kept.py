@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 Made = TypeVar("Made")
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 """Of a larger table nothing is kept: what is made of it is as large again, each time."""
 
 _KEPT = WeakTensorKeyDictionary()
@@ -23,7 +23,7 @@ def kept(log_tiles: Tensor, what: str, make: Callable[[], Made]) -> Made:
     """What `make` makes of `log_tiles`, or has made before. Nobody may change it."""
     table = log_tiles if log_tiles._base is None else log_tiles._base
     # Inference tensors do not count their changes.
-    if table.is_inference() or log_tiles.nbytes > MOST_BYTES:
+    if table.is_inference() or log_tiles.nbytes > MAX_BYTES:
         return make()
     mark = log_tiles.data_ptr(), log_tiles.shape, log_tiles.stride(), log_tiles.dtype, table._version
     entry: tuple[Any, dict[str, Made]] | None = _KEPT.get(table)

@@ -4,7 +4,7 @@ The mathematics is that of `scaled`. A program owns a tile of the message (seque
 barrier over the whole grid ends each position: 64 dependent steps cost 64 barriers instead of 64 launches.
 
 A row's sum must be known to normalise it, but only the next barrier makes it known. So a message is written raw,
-beside its sum over each tile of states, and whoever reads it divides. The way back has no sum to wait for: with
+beside its sum over each tile of states, and whoever reads it divides. The backward pass has no sum to wait for: with
 B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was asked), so
 
     B_t = A (B_t+1 e_t+1 / c_t+1) + g_t - g_t+1.
@@ -12,7 +12,7 @@ B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was
 By rounding the sum is a little off; the difference is added to every entry one step later, so it never grows.
 
 B_t is Q_t over alpha_t, and r_t is Q_t over the probability with which a state was predicted. A state that has all but faded and
-yet comes back makes them larger than float32 can hold. Such states, and they alone, are left out on the way back; their share of
+yet comes back makes them larger than float32 can hold. Such states, and they alone, are left out in the backward pass; their share of
 Q goes to the others as that difference.
 
 How factors are scaled, and emissions read, is in `ops.recursion.exponentials.kernel`.
@@ -47,7 +47,7 @@ def inverse_of(total, divides):
 @triton.jit
 @no_type_check
 def reached_by(message, backed):
-    """The states that take part on the way back. NaN stays, to be seen."""
+    """The states that take part in the backward pass. NaN stays, to be seen."""
     return (message > 0) & ~(tl.abs(backed) > LARGEST_VALUE)
 
 
@@ -222,7 +222,7 @@ def finish(
     token_log_probs,
     log_prob,
     scale,
-    suspect,
+    underflow,
     size,
     num_positions,
     parts,
@@ -239,7 +239,7 @@ def finish(
     tile_peak = finite_or_zero(tl.load(extent + 1))
     # Without zeros in the tile every state reaches every state, and each step brings back more than was lost.
     has_zeros = (smallest_log - tile_peak < -87.0 - LOG_LIFT).to(tl.int32)
-    doubt = tl.load(vanished + row).to(tl.int32) * has_zeros
+    underflow_level = tl.load(vanished + row).to(tl.int32) * has_zeros
     part = tl.arange(0, PARTS)
     # A million terms of one sign lose digits in float32.
     whole = tl.zeros((POSITIONS,), dtype=tl.float64)
@@ -268,9 +268,9 @@ def finish(
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
         fading = within & (low < SMALLEST_MESSAGE * total * has_zeros)
         lost = within & (total < SMALLEST_TOTAL)
-        doubt = tl.maximum(doubt, tl.max(tl.maximum(fading.to(tl.int32), 2 * lost.to(tl.int32)), 0))
+        underflow_level = tl.maximum(underflow_level, tl.max(tl.maximum(fading.to(tl.int32), 2 * lost.to(tl.int32)), 0))
     tl.store(log_prob + row, tl.sum(whole, 0).to(tl.float32))
-    tl.store(suspect + row, doubt.to(tl.int8))
+    tl.store(underflow + row, underflow_level.to(tl.int8))
 
 
 @triton.jit(do_not_specialize=["first_step", "end_step"])

@@ -20,7 +20,7 @@ from vlhmm.ops.recursion.kept import kept
 Move = Callable[[Tensor, int], Tensor]
 """From the messages (B, K) to their products (B, J) with the tile of each sequence at a position."""
 
-LEAST_STATES, LEAST_POSITIONS = 256, 8
+MIN_STATES, MIN_POSITIONS = 256, 8
 """From which on packing pays."""
 PACKED_FOR = 16
 """Messages at a time; what is packed for these was as fast as any for 5 to 256."""
@@ -61,10 +61,10 @@ def packs(factors: Factors) -> bool:
     tiles = factors.log_tiles
     return (
         tiles.shape[0] == 1
-        and factors.num_positions >= LEAST_POSITIONS
+        and factors.num_positions >= MIN_POSITIONS
         and tiles.device.type == "cpu"
         and tiles.dtype == torch.float32
-        and min(tiles.shape[1:]) >= LEAST_STATES
+        and min(tiles.shape[1:]) >= MIN_STATES
         and _library_packs()
     )
 
@@ -76,7 +76,7 @@ def _packed_product(messages: Float[Tensor, "B K"], weight: Tensor) -> Float[Ten
 
 @cache
 def _library_packs() -> bool:
-    tile = torch.arange(LEAST_STATES**2, dtype=torch.float32).view(LEAST_STATES, LEAST_STATES)
+    tile = torch.arange(MIN_STATES**2, dtype=torch.float32).view(MIN_STATES, MIN_STATES)
     messages = tile[:3].contiguous()
     try:
         weight = torch.ops.mkldnn._reorder_linear_weight(tile.T.contiguous(), PACKED_FOR)

@@ -1,4 +1,4 @@
-"""Matrix products on a GPU whose precision does not depend on what the process lets the library read."""
+"""Matrix products on a GPU whose precision does not depend on what the process lets cuBLAS read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype")
 """Whether this torch can give a bfloat16 product in float32; else float32, as the process reads it, stands in for it."""
 
 COPIED_AT_ONCE = 1 << 25
-"""Entries of which a copy is made on the way back, in another type or without what does not count."""
+"""Entries of which a copy is made in the backward pass, in another type or without what does not count."""
 
 
 def product(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"], precision: Precision) -> Float[Tensor, "K J"]:

@@ -9,7 +9,7 @@ normalised, c_t its sum, g_t = dL / dlog c_t, and Q_t = dL / dlog u_t (for L = l
 
 The sum of Q_t is g_t, and so is that of alpha_t-1 b_t-1: where g does not change, v_t is b_t.
 
-Q is bounded, so nothing overflows however long the text, and only alpha and c are kept for the way back.
+Q is bounded, so nothing overflows however long the text, and only alpha and c are kept for the backward pass.
 
 Positions are taken one by one, so whatever has a (B, T, K) lies in memory with T first, and loops write in place.
 """
@@ -54,7 +54,7 @@ class Run:
     """p(z_t | x_<=t); past the length that of the last position."""
     scale: Float[Tensor, "B T"]
     """c_t of the scaled factors; 1 past the length."""
-    suspect: Bool[Tensor, " B"]
+    underflow: Bool[Tensor, " B"]
     """A probability that matters may have been too small for its type."""
 
 
@@ -91,7 +91,7 @@ def scale(factors: Factors) -> Scaled:
 
 
 class Steps:
-    """Which positions need what, decided once: the loop over time then asks the device nothing."""
+    """Which positions need what, decided once: the loop over time is then sync-free."""
 
     def __init__(self, factors: Factors) -> None:
         begun = factors.init_of >= 0
@@ -121,7 +121,7 @@ def forward(factors: Factors, scaled: Scaled) -> Run:
             moved = torch.where(init_of[:, None] >= 0, begun, moved)
         torch.mul(moved, emission, out=joint)
         torch.sum(joint, 1, keepdim=True, out=total)
-        # A total beneath `tiny` is 0, and so is the message then, or suspect.
+        # A total beneath `tiny` is 0, and so is the message then, or the sequence has underflow.
         joint.div_(total.clamp(min=tiny))
         if t >= steps.shortest:
             within_length = (t < factors.lengths)[:, None]
@@ -152,21 +152,21 @@ def _suspect(
     precise = info.tiny / info.eps
     least_total = totals.masked_fill(~within, 1.0).amin(1).clamp(max=1.0)
     # A quarter of the exponents is left as a margin above the smallest number.
-    suspect: Tensor = least_total < info.tiny**0.75
+    underflow: Tensor = least_total < info.tiny**0.75
     if scaled.tiles.numel():
         doubtful = least_total * _smallest_move(factors, scaled) < precise
         if not factors.same_ahead:
             last = (factors.lengths - 1)[:, None]
             emits = factors.log_emission.gather(1, last[:, :, None].expand(-1, -1, alpha.shape[2]))[:, 0] > -torch.inf
             doubtful = doubtful | (emits & (alpha[:, -1] * totals.gather(1, last) < precise)).any(1)
-        rows = (~suspect & doubtful).nonzero()[:, 0]
-        if rows.numel() == suspect.shape[0]:
+        rows = (~underflow & doubtful).nonzero()[:, 0]
+        if rows.numel() == underflow.shape[0]:
             # All of them, as a rule: the zeros are those of the tiles that they share.
-            suspect = _lost(factors, scaled, alpha, totals, precise)
+            underflow = _lost(factors, scaled, alpha, totals, precise)
         elif rows.numel():
             part = replace(scaled, emission=scaled.emission[rows], log_shift=scaled.log_shift[rows])
-            suspect[rows] = _lost(factors.sequences(rows), part, alpha[rows], totals[rows], precise)
-    return suspect
+            underflow[rows] = _lost(factors.sequences(rows), part, alpha[rows], totals[rows], precise)
+    return underflow
 
 
 def _smallest_move(factors: Factors, scaled: Scaled) -> Float[Tensor, ""]:

@@ -1,9 +1,9 @@
-"""Triton kernels of the residual networks: what lies between the products and the output, and the way back.
+"""Triton kernels of the residual networks: what lies between the products and the output, and the backward pass.
 
 With D the hidden features and S = ReLU(A) + D, where A = D W_2 + b_2, the output is LayerNorm(S): one kernel reads A and D
 and writes it, one reads A, D and the gradient and writes those of A and S. Plain operations move the same numbers five times.
 
-Tensors that each network has of its own come as tuples; the programs' second axis says which network. Kernels on the way back
+Tensors that each network has of its own come as tuples; the programs' second axis says which network. Kernels of the backward pass
 leave sums over their rows, which gradients of biases are, one row of sums for each program.
 """
 

@@ -1,4 +1,4 @@
-"""The residual networks with products by the library, the rest by kernels, the gradient by hand.
+"""The residual networks with products by cuBLAS, the rest by kernels, the gradient by hand.
 
 First networks, which read the same embedding, share its first product and the gradient's last; networks of one level share
 each launch of a kernel. Operands and results of the products are of one type, bf16 or float32; sums, the normalisation,
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vlhmm.ops.residual_network import Parameters, kernel
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 
 # What one program holds of each tensor: 8 numbers a thread, in 4 warps.
 TILE_NUMBERS = 1 << 10
-# Programs on the way back, each of which leaves one row of sums: as many as the registers of a Hopper's 132 multiprocessors
+# Programs of the backward pass, each of which leaves one row of sums: as many as the registers of a Hopper's 132 multiprocessors
 # hold at a time, six each, of all networks together.
 SUM_PROGRAMS = 792
 
@@ -94,7 +94,7 @@ class _ResidualNetworks(torch.autograd.Function):
                 # What another network reads is an operand.
                 kind = torch.float32 if level + 1 == depths[index] else operand_type
                 values[index] = embedding.new_empty(num_rows[index], width, dtype=kind)
-            kernel.forward[(pieces(max(rows), tile_rows), len(members))](
+            kernel.forward[(cdiv(max(rows), tile_rows), len(members))](
                 *(tuple(raw[own]), tuple(hidden[own]), norm_weights[own], norm_biases[own]),
                 *(tuple(values[index] for index in members), rows, width, hidden[-1].stride(0), eps),
                 WIDTH_PAD=padded,
@@ -112,8 +112,8 @@ class _ResidualNetworks(torch.autograd.Function):
         norm_weights, operands, hidden, raw = (tuple(saved[at : at + count]) for at in range(0, 4 * count, count))
         all_rows, levels = operands[0].shape[0], _levels(ctx.depths)
         padded, tile_rows = _tile(width)
-        stretch = pieces(all_rows * len(levels[0]), tile_rows * SUM_PROGRAMS)
-        programs = pieces(all_rows, tile_rows * stretch)
+        stretch = cdiv(all_rows * len(levels[0]), tile_rows * SUM_PROGRAMS)
+        programs = cdiv(all_rows, tile_rows * stretch)
         tile = {"WIDTH_PAD": padded, "ROWS": tile_rows, "STAGES": STAGES}
         # Of the LayerNorm's weight and bias, of b_2 and of b_1.
         sums = output_grads[0].new_empty(programs, 4, count, width)
@@ -152,7 +152,7 @@ class _ResidualNetworks(torch.autograd.Function):
                     grads[index] = d_operand
         d_embedding = _product(d_first, first[own].flatten(0, 1)) if ctx.needs_input_grad[4] else None
         total = sums.new_empty(4, count, width)
-        kernel.add_up[(pieces(total.numel(), 16),)](
+        kernel.add_up[(cdiv(total.numel(), 16),)](
             *(sums, total, programs, total.numel()), ROWS=256, COLUMNS=16, num_warps=8
         )
         d_norm_weight, d_norm_bias, d_second_bias, d_first_bias = total

@@ -141,7 +141,7 @@ class _ChunkedRowLogSumExp(torch.autograd.Function):
     def forward(ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, chunk_bytes: int | None) -> Tensor:
         ctx.dtype, ctx.chunk_bytes = out.dtype, chunk_bytes
         if out.is_cuda and out.dtype == torch.float32:
-            # What the library reads of float32 on a GPU is a setting of the whole process; of float64 it reads all.
+            # What cuBLAS reads of float32 on a GPU is a setting of the whole process; of float64 it reads all.
             out, into = out.double(), into.double()
         log_sum = out.new_empty(out.shape[0])
         for rows, columns in _chunks(out, into, chunk_bytes):

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.row_logsumexp import kernel
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
 
@@ -68,7 +68,7 @@ def pack(operand: Float[Tensor, "N H"], precision: Precision, live: Bool[Tensor,
         every = torch.arange(num_rows, device=live.device)
         place = torch.where(live, live_so_far - 1, num_live + every - live_so_far)
     # Every tile height divides 128.
-    padded_rows = pieces(num_rows, 128) * 128
+    padded_rows = cdiv(num_rows, 128) * 128
     padded_width = sum(padded_widths(width))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     features = operand.new_empty(padded_rows, padded_width, dtype=dtype)
@@ -96,8 +96,8 @@ def forward(
     out: Packed, into: Packed, *, with_mean: bool, precision: Precision, tiles: Tiling, num_splits: int | None = None
 ) -> tuple[Float[Tensor, " Z"], Float[Tensor, "Z H"] | None]:
     """log sum_y exp(out_z . in_y), and with it sum_y p(y | z) in_y when asked for."""
-    num_row_tiles = pieces(out.num_rows, tiles.rows)
-    num_column_tiles = pieces(into.num_rows, tiles.columns)
+    num_row_tiles = cdiv(out.num_rows, tiles.rows)
+    num_column_tiles = cdiv(into.num_rows, tiles.columns)
     # Few rows over many columns, as the states of a dense HMM over its words: what a part writes is little.
     flat = min(1.0, out.num_rows / into.num_rows)
     splits = _num_splits(num_row_tiles, num_column_tiles, out.features.device, num_splits, flat)
@@ -146,7 +146,7 @@ def grad_out(
     num_rows, width = mean.shape
     result = mean.new_empty(num_rows, width, dtype=dtype)
     block_rows = 8
-    kernel.grad_out[(pieces(num_rows, block_rows),)](
+    kernel.grad_out[(cdiv(num_rows, block_rows),)](
         *(mean, grad.contiguous(), others, result, num_rows, *_strides(others)),
         WIDTH=width,
         BLOCK_ROWS=block_rows,
@@ -168,14 +168,14 @@ def grad_into(
     num_splits: int | None = None,
 ) -> Float[Tensor, "Y H"]:
     """sum_z grad_z p(y | z) out_z, and to it the gradient that `others` gave."""
-    num_row_tiles = pieces(into.num_rows, tiles.rows)
-    num_column_tiles = pieces(out.num_rows, tiles.columns)
+    num_row_tiles = cdiv(into.num_rows, tiles.rows)
+    num_column_tiles = cdiv(out.num_rows, tiles.columns)
     # Programs whose rows are all dead have nothing to do: as many more share the work of the others, if half of them are.
-    busy_row_tiles = num_row_tiles if into.num_live is None else pieces(num_row_tiles, 2)
+    busy_row_tiles = num_row_tiles if into.num_live is None else cdiv(num_row_tiles, 2)
     splits = _num_splits(busy_row_tiles, num_column_tiles, into.features.device, num_splits)
     padded_rows = out.features.shape[0]
     shift, padded_grad = (log_sum.new_empty(padded_rows) for _ in range(2))
-    kernel.make_shift[(pieces(padded_rows, 256),)](
+    kernel.make_shift[(cdiv(padded_rows, 256),)](
         *(log_sum.contiguous(), grad.contiguous(), shift, padded_grad, out.num_rows, padded_rows), BLOCK_ROWS=256
     )
     result = into.features.new_empty(splits, into.num_rows, into.width, dtype=torch.float32)
@@ -227,8 +227,8 @@ def _num_splits(
         # read every part's own results: of an H200's 4 TB/s and 620 TFLOP/s.
         moved = 0.02 * rows_by_columns
         wanted = min(
-            range(1, most + 1), key=lambda parts: pieces(num_row_tiles * parts, processors) / parts + moved * parts
+            range(1, most + 1), key=lambda parts: cdiv(num_row_tiles * parts, processors) / parts + moved * parts
         )
     # None is empty.
-    tiles_per_split = pieces(num_column_tiles, wanted)
-    return pieces(num_column_tiles, tiles_per_split)
+    tiles_per_split = cdiv(num_column_tiles, wanted)
+    return cdiv(num_column_tiles, tiles_per_split)

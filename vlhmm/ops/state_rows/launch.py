@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.ops.state_rows import kernel
 
 TILE_NUMBERS = 1 << 11
@@ -70,7 +70,7 @@ def block_sums(
     per_block = torch.empty(num_blocks, width, dtype=torch.float32, device=states.device)
     # Narrow, so that few blocks have programs for the whole GPU.
     columns = 32
-    kernel.sum_rows[(num_blocks, pieces(width, columns))](
+    kernel.sum_rows[(num_blocks, cdiv(width, columns))](
         *(grad, grad_first, per_block, num_first // num_blocks, width, row_width),
         ROWS=TILE_NUMBERS // columns,
         BLOCK_H=columns,
@@ -101,4 +101,4 @@ def _cut(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The programs, and how many rows and columns each of them takes."""
     columns = min(WIDEST, power_of_2(width))
     rows = TILE_NUMBERS // columns
-    return (pieces(num_rows, rows), pieces(width, columns)), {"ROWS": rows, "BLOCK_H": columns}
+    return (cdiv(num_rows, rows), cdiv(width, columns)), {"ROWS": rows, "BLOCK_H": columns}

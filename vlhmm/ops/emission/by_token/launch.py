@@ -12,7 +12,7 @@ from torch import Tensor
 from vlhmm.ops.emission.by_token import kernel
 from vlhmm.ops.emission.word_rows.launch import positions_by_word, sum_by_word
 from vlhmm.ops.rounding import logit_product
-from vlhmm.ops.sizes import pieces
+from vlhmm.ops.sizes import cdiv
 from vlhmm.precision import Precision
 
 MULTIPROCESSORS = 132
@@ -63,15 +63,15 @@ def operand(values: Float[Tensor, "N H"], precision: Precision) -> Float[Tensor,
 def column_log_sums(table: Float[Tensor, "X K"]) -> Float[Tensor, " K"]:
     """log sum exp over the rows."""
     num_rows, width = table.shape
-    part_rows = _part(num_rows, PARTS_PER_COLUMNS // pieces(width, COLUMNS), FEWEST_ROWS)
-    num_parts = pieces(num_rows, part_rows)
+    part_rows = _part(num_rows, PARTS_PER_COLUMNS // cdiv(width, COLUMNS), FEWEST_ROWS)
+    num_parts = cdiv(num_rows, part_rows)
     of_parts = torch.empty(num_parts, width, device=table.device)
-    kernel.log_sums[num_parts, pieces(width, COLUMNS)](
+    kernel.log_sums[num_parts, cdiv(width, COLUMNS)](
         *(table, of_parts, num_rows, width, part_rows), ROWS=ROWS, BLOCK_K=COLUMNS, num_warps=4
     )
     whole = torch.empty(width, device=table.device)
     # The same again, of the parts.
-    kernel.log_sums[1, pieces(width, 16)](
+    kernel.log_sums[1, cdiv(width, 16)](
         *(of_parts, whole, num_parts, width, num_parts), ROWS=64, BLOCK_K=16, num_warps=4
     )
     return whole
@@ -96,7 +96,7 @@ def rows_of_factors(
     rows = torch.empty(num_tokens, num_states, device=tokens.device)
     # All features at once: wide ones want fewer states beside them.
     states = STATES if width <= 256 else STATES // 2
-    kernel.rows_of_factors[pieces(num_tokens, TOKENS), pieces(num_states, states)](
+    kernel.rows_of_factors[cdiv(num_tokens, TOKENS), cdiv(num_states, states)](
         *(factors.emit, factors.words, tokens, log_normalizer, rows, num_tokens, num_words, num_states, width),
         PRECISION=factors.precision,
         PRODUCT=factors.product,
@@ -116,16 +116,16 @@ def table_gradient(
     tokens: Int[Tensor, " N"],
 ) -> Float[Tensor, "X K"]:
     (num_tokens, width), num_words = grad.shape, logits.shape[0]
-    part_rows = _part(num_tokens, PARTS_PER_COLUMNS // pieces(width, COLUMNS), FEWEST_ROWS)
-    num_parts = pieces(num_tokens, part_rows)
+    part_rows = _part(num_tokens, PARTS_PER_COLUMNS // cdiv(width, COLUMNS), FEWEST_ROWS)
+    num_parts = cdiv(num_tokens, part_rows)
     of_parts = torch.empty(num_parts, width, device=grad.device)
-    kernel.sums[num_parts, pieces(width, COLUMNS)](
+    kernel.sums[num_parts, cdiv(width, COLUMNS)](
         *(grad, of_parts, num_tokens, width, part_rows), NEGATE=False, ROWS=ROWS, BLOCK_K=COLUMNS, num_warps=4
     )
     order, bounds = positions_by_word(tokens, num_words)
     d_logits = torch.empty(num_words, width, device=grad.device)
     block = _block(width, WIDEST)
-    kernel.table_gradient[num_words, pieces(width, block)](
+    kernel.table_gradient[num_words, cdiv(width, block)](
         *(grad, order, bounds, logits, log_normalizer, _minus_sum(of_parts), d_logits, width),
         ROWS=ROWS,
         BLOCK_K=block,
@@ -140,10 +140,10 @@ def word_gradients(
     """That of the words, and that of the normalizer."""
     num_tokens, num_states = grad.shape
     num_words, width = factors.words.shape
-    block_features, num_parts = _block(width, FEATURES), pieces(num_tokens, TOKENS)
+    block_features, num_parts = _block(width, FEATURES), cdiv(num_tokens, TOKENS)
     d_rows = torch.empty(num_tokens, width, device=grad.device)
     part_sums = torch.empty(num_parts, num_states, device=grad.device)
-    kernel.d_token_rows[num_parts, pieces(width, block_features)](
+    kernel.d_token_rows[num_parts, cdiv(width, block_features)](
         *(grad, factors.emit, d_rows, part_sums, num_tokens, num_states, width),
         PRECISION=factors.precision,
         PRODUCT=factors.gradient_product,
@@ -160,9 +160,9 @@ def emit_gradients(grad: Float[Tensor, "N K"], factors: Factors, tokens: Int[Ten
     num_tokens, num_states = grad.shape
     num_words, width = factors.words.shape
     states, block_features = _block(num_states, STATES), _block(width, FEATURES)
-    grid = pieces(num_states, states), pieces(width, block_features)
+    grid = cdiv(num_states, states), cdiv(width, block_features)
     part_tokens = _part(num_tokens, MULTIPROCESSORS // (grid[0] * grid[1]), FEWEST_TOKENS)
-    num_parts = pieces(num_tokens, part_tokens)
+    num_parts = cdiv(num_tokens, part_tokens)
     d_emit = torch.empty(num_parts, num_states, width, device=grad.device)
     kernel.d_emit_parts[num_parts, *grid](
         *(grad, factors.words, tokens, d_emit, num_tokens, num_words, num_states, width, part_tokens),
@@ -180,7 +180,7 @@ def emit_gradients(grad: Float[Tensor, "N K"], factors: Factors, tokens: Int[Ten
 def _minus_sum(of_parts: Float[Tensor, "P K"]) -> Float[Tensor, " K"]:
     num_parts, width = of_parts.shape
     result = torch.empty(width, device=of_parts.device)
-    kernel.sums[1, pieces(width, 16)](
+    kernel.sums[1, cdiv(width, 16)](
         *(of_parts, result, num_parts, width, num_parts), NEGATE=True, ROWS=64, BLOCK_K=16, num_warps=4
     )
     return result
@@ -188,7 +188,7 @@ def _minus_sum(of_parts: Float[Tensor, "P K"]) -> Float[Tensor, " K"]:
 
 def _part(whole: int, most_parts: int, fewest: int) -> int:
     """The size of a part."""
-    return max(fewest, pieces(whole, max(1, most_parts)))
+    return max(fewest, cdiv(whole, max(1, most_parts)))
 
 
 def _block(size: int, most: int) -> int:

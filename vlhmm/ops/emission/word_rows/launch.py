@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.emission.word_rows import kernel
-from vlhmm.ops.sizes import pieces, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 
 NUMBERS_AT_ONCE = 8192
 """Of a program: as many rows as have so many, up to 128."""
@@ -30,7 +30,7 @@ def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words:
     order, bounds = positions_by_word(words, num_words)
     per_word = torch.empty(num_words, width, dtype=rows.dtype, device=rows.device)
     block = _block(width)
-    kernel.sum_rows[num_words, pieces(width, block)](
+    kernel.sum_rows[num_words, cdiv(width, block)](
         *(rows, order, bounds, per_word, width), ROWS=min(128, NUMBERS_AT_ONCE // block), BLOCK_K=block, num_warps=4
     )
     return per_word
@@ -43,11 +43,11 @@ def positions_by_word(words: Int[Tensor, " N"], num_words: int) -> tuple[Int[Ten
     counts = torch.zeros(num_words, dtype=torch.int32, device=device)
     arrival, positions, order = (torch.empty(num_positions, dtype=torch.int32, device=device) for _ in range(3))
     bounds = torch.empty(num_words + 1, dtype=torch.int32, device=device)
-    some = (pieces(num_positions, COUNTED),)
+    some = (cdiv(num_positions, COUNTED),)
     kernel.count_words[some](words, counts, arrival, num_positions, num_words, BLOCK=COUNTED, num_warps=4)
     kernel.add_up[(num_words // ADDED + 1,)](counts, bounds, num_words, BLOCK=ADDED, num_warps=8)
     kernel.put_by_word[some](words, arrival, bounds, positions, num_positions, num_words, BLOCK=COUNTED, num_warps=4)
-    kernel.order_within_words[(pieces(num_positions, ORDERED),)](
+    kernel.order_within_words[(cdiv(num_positions, ORDERED),)](
         *(words, bounds, positions, order, num_words), PLACES=ORDERED, CHUNK=COMPARED, num_warps=4
     )
     return order, bounds

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vlhmm.ops.groups.of_window import kernel
 from vlhmm.ops.groups.of_window.reference import WindowGroups
-from vlhmm.ops.sizes import pieces
+from vlhmm.ops.sizes import cdiv
 
 BLOCK = 128
 
@@ -22,7 +22,7 @@ def look_up(
 ) -> WindowGroups:
     size, length = tokens.shape
     groups = WindowGroups(*(torch.empty_like(tokens) for _ in range(3)))
-    kernel.look_up[size, pieces(length, BLOCK)](
+    kernel.look_up[size, cdiv(length, BLOCK)](
         *(tokens, group_of_word, past, groups.target, groups.source, groups.init_of),
         *(length, group_of_word.shape[0]),
         *(-1 if reset_token is None else reset_token, -1 if first_entered is None else first_entered),

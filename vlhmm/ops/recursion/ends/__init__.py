@@ -1,1 +1,1 @@
-"""What comes before and after a dense HMM's recursion on its way back, on a GPU: `ops.recursion.dense` calls these kernels."""
+"""What comes before and after the backward pass of a dense HMM's recursion, on a GPU: `ops.recursion.dense` calls these kernels."""

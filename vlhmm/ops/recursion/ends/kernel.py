@@ -1,6 +1,6 @@
-"""Before and after the way back of a dense HMM's recursion: what is asked of it, and what it leaves for the initial rows.
+"""Before and after the backward pass of a dense HMM's recursion: what is asked of it, and what it leaves for the initial rows.
 
-Small things, but each would be a dozen launches of the library. Addresses are int64.
+Small things, but each would be a dozen launches of plain torch operations. Addresses are int64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 def ask(
     token_log_probs,
     last,
-    doubt,
+    underflow_level,
     scale,
     token_cotangent,
     last_cotangent,
@@ -28,12 +28,12 @@ def ask(
     states,
     BLOCK: tl.constexpr,
 ):
-    """A program a sequence: its cotangents, 0 where a token or state is impossible; all 0, its scale too, where it is in doubt.
+    """A program a sequence: its cotangents, 0 where a token or state is impossible; all 0, its scale too, where it has underflow.
 
     A cotangent of None is 0.
     """
     row = tl.program_id(0).to(tl.int64)
-    trusted = tl.load(doubt + row) == 0
+    trusted = tl.load(underflow_level + row) == 0
     for first in range(0, num_positions, BLOCK):
         t = first + tl.arange(0, BLOCK)
         at = row * num_positions + t
