@@ -368,10 +368,8 @@ class LanguageModel:
         check_count("num", num, at_least=0)
         check_count("top", top)
         check_generator(generator, self.hmm.tables.device)
-        if not isinstance(gap, Sequence) or len(gap) != 2:
+        if not isinstance(gap, Sequence) or len(gap) != 2 or not all(is_integer(bound) for bound in gap):
             raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
-        for number in gap:
-            check_count("a bound of gap", number)
         if isinstance(exclude, str):
             raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
