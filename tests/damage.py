@@ -18,8 +18,9 @@ def as_first_edition(
     tensors: Callable[[dict[str, Tensor]], Mapping[str, Tensor]] = lambda tensors: tensors,
     config: Callable[[dict[str, Any]], Any] = lambda values: values,
 ) -> None:
-    """Rewrites a model folder without checksums, its tensors and its config changed so that both still name each other."""
-    text = json.dumps(config(json.loads((folder / CONFIG).read_text())), indent=2)
+    """Rewrites a model folder without checksums and of version 1, its tensors and its config changed so that both still name
+    each other."""
+    text = json.dumps(config({**json.loads((folder / CONFIG).read_text()), "version": 1}), indent=2)
     (folder / CONFIG).write_text(text)
     metadata = {"format": "vlhmm", "version": "1", "config": hashlib.sha256(text.encode()).hexdigest()}
     changed = dict(tensors(load_file(folder / MODEL)))

@@ -132,7 +132,8 @@ def test_a_folder_that_was_changed_or_is_no_decoders_is_refused(corpus: Corpus, 
     config = tmp_path / "config.json"
     text = config.read_text()
     for before, after, message in (
-        ('"version": 1', '"version": 9', "version 9, this vlhmm reads version 1"),
+        ('"version": 2', '"version": 9', "version 9, but this vlhmm reads versions up to 2: update vlhmm"),
+        ('"version": 2', '"version": "2"', "version = '2', but an integer"),
         ('"dim": 32', '"dim": 64', r"belongs to another config\.json"),
         ("{", "", "holds no decoder"),
         (text, "[]", "holds no decoder"),

@@ -115,6 +115,7 @@ def _decoder_answer(folder: Path, verify: bool) -> Answer:
 
 def _forget_checksums(folder: Path) -> None:
     """As the first edition wrote it."""
+    (folder / CONFIG).write_bytes(dumped({**json.loads((folder / CONFIG).read_bytes()), "version": 1}))
     config = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
     save_file(load_file(folder / MODEL), folder / MODEL, {"format": "vlhmm", "version": "1", "config": config})
 

@@ -98,11 +98,40 @@ def test_other_programs_and_later_versions_are_refused(lm: vlhmm.LanguageModel, 
         vlhmm.load(tmp_path)
     lm.save(tmp_path)
     text = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(text.replace('"version": 1', '"version": 99'))
-    with pytest.raises(FolderError, match=r"version 99.*reads version 1"):
-        vlhmm.load(tmp_path)
+    for version in (3, 99, 10**400):
+        (tmp_path / "config.json").write_text(text.replace('"version": 2', f'"version": {version}'))
+        with pytest.raises(FolderError, match=r"is of version [1-9].*reads versions up to 2: update vlhmm") as raised:
+            vlhmm.load(tmp_path)
+        assert str(version)[:20] in str(raised.value)
+        assert str(tmp_path / "config.json") in str(raised.value)
+        assert len(str(raised.value).splitlines()) == 1
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(FolderError, match="another program"):
+        vlhmm.load(tmp_path)
+
+
+@pytest.mark.parametrize("version", [0, -1, True, None, "2", 2.0, [2]])
+def test_a_version_that_is_none_is_refused(lm: vlhmm.LanguageModel, tmp_path: Path, version: object) -> None:
+    lm.save(tmp_path)
+    as_first_edition(tmp_path, config=lambda values: values | {"version": version})
+    with pytest.raises(FolderError, match="from 1 to 2 is needed: it was edited"), unchecked():
+        vlhmm.load(tmp_path)
+
+
+def test_a_config_without_a_version_is_that_of_the_first(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path)
+    as_first_edition(
+        tmp_path, config=lambda values: {name: value for name, value in values.items() if name != "version"}
+    )
+    with unchecked():
+        assert vlhmm.load(tmp_path).next_tokens("the cat") == lm.next_tokens("the cat")
+
+
+def test_weights_of_an_earlier_version_than_their_config_are_refused(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+    """Else a file that has lost its checksums would pass for one that never had any."""
+    lm.save(tmp_path)
+    as_first_edition(tmp_path, config=lambda values: values | {"version": 2})
+    with pytest.raises(FolderError, match=r"is of version 1, but .* of version 2"), unchecked():
         vlhmm.load(tmp_path)
 
 
@@ -128,7 +157,7 @@ def test_a_folder_saved_again_has_checksums(tmp_path: Path) -> None:
     )
     # Settings that came later have their defaults; all others keep their spelling and their values.
     assert {name: after["model"][name] for name in before["model"]} == before["model"]
-    assert {**after, "model": None} == {**before, "model": None}
+    assert {**after, "model": None} == {**before, "model": None, "version": 2}
 
 
 def test_any_change_of_any_file_is_refused(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from vlhmm.memory import require_memory
 from vlhmm.models import Model, ModelSettings
 from vlhmm.support import Support
 from vlhmm.tensor_file import (
+    FIRST_EDITION,
     FolderError,
     TensorHeader,
     read_tensor_header,
@@ -41,6 +42,7 @@ __all__ = [
     "FolderError",
     "ModelFolder",
     "check_beside",
+    "check_version",
     "config_of",
     "hashes_beside",
     "load_model",
@@ -50,7 +52,9 @@ __all__ = [
     "write_tensors",
 ]
 
-FORMAT, VERSION = "vlhmm", 1
+FORMAT, VERSION = "vlhmm", 2
+"""In config.json. Version 1 is that of the first edition: its weights have no checksum, and settings that came later their
+defaults."""
 CONFIG, MODEL, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
 
@@ -152,6 +156,23 @@ def check_beside(folder: Path, config: str, metadata: Mapping[str, str], *, veri
     return tokenizer
 
 
+def check_version(path: Path, values: Mapping[str, Any], weights: TensorHeader | None = None) -> None:
+    """Refuses the config of a folder that a later vlhmm has written, and `weights` of an earlier version than their config."""
+    version = values.get("version", 1)
+    if type(version) is not int or version < 1:
+        raise FolderError(
+            f"{path} has version = {_short(version)}, but an integer from 1 to {VERSION} is needed: it was edited"
+        )
+    if version > VERSION:
+        raise FolderError(
+            f"{path} is of version {_short(version)}, but this vlhmm reads versions up to {VERSION}: update vlhmm to load it"
+        )
+    if version > 1 and weights is not None and weights.metadata["version"] == FIRST_EDITION:
+        raise FolderError(
+            f"{path.parent / MODEL} is of version 1, but {path} is of version {version}: restore both from one save"
+        )
+
+
 def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> ModelFolder:
     """The model of a folder, refused with a reason if any of it is missing, damaged or of another kind.
 
@@ -171,6 +192,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify
         text = read_text(folder / CONFIG)
         values = _read_config(folder / CONFIG, text)
         header = read_tensor_header(folder / MODEL)
+        check_version(folder / CONFIG, values, header)
         if "config" not in header.metadata:
             raise FolderError(f"{folder / MODEL} names no {CONFIG}: it is no model's, or was edited")
         tokenizer = check_beside(folder, text, header.metadata, verify=verify)
@@ -205,8 +227,7 @@ def _read_config(path: Path, text: str) -> dict[str, Any]:
     values = parse_json(text, str(path))
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise FolderError(f"{path} does not say it is a {FORMAT} model: it is another program's folder")
-    if values.get("version") != VERSION:
-        raise FolderError(f"{path} is of version {_short(values.get('version'))}, this vlhmm reads version {VERSION}")
+    check_version(path, values)
     missing = {"model", "support", "reset_token"} - values.keys()
     if missing:
         raise FolderError(f"{path} lacks {', '.join(sorted(missing))}: it was edited or cut short")

@@ -25,7 +25,16 @@ from vlhmm.tensor_file import (
     require_tensors,
     write_tensors,
 )
-from vlhmm.training.checkpoint import CONFIG, MODEL, TOKENIZER, check_beside, hashes_beside, save_tokenizer
+from vlhmm.training.checkpoint import (
+    CONFIG,
+    MODEL,
+    TOKENIZER,
+    VERSION,
+    check_beside,
+    check_version,
+    hashes_beside,
+    save_tokenizer,
+)
 
 FORMAT = "vlhmm-decoder"
 
@@ -36,7 +45,7 @@ def save_decoder(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) -> 
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "format": FORMAT,
-        "version": 1,
+        "version": VERSION,
         "decoder": asdict(decoder.settings),
         "num_words": decoder.num_words,
         "begin_id": decoder.begin_id,
@@ -70,11 +79,10 @@ def load_decoder(
     verify = verify_wanted(verify)
     text = read_text(folder / CONFIG)
     values = parse_json(text, str(folder / CONFIG))
-    if values.get("version") != 1:
-        raise FolderError(
-            f"{folder / CONFIG} is of version {one_line(values.get('version'), 80)}, this vlhmm reads version 1"
-        )
+    # Before the weights are read: of a later version they may be laid out in another way.
+    check_version(folder / CONFIG, values)
     header = read_tensor_header(folder / MODEL)
+    check_version(folder / CONFIG, values, header)
     tokenizer = check_beside(folder, text, header.metadata, verify=verify)
     empty = _empty_decoder(folder, values, header)
     require_tensors(folder / MODEL, header, weights_of(empty))
