@@ -331,9 +331,7 @@ def test_what_fades_in_float32_is_done_again_in_float64(fading: Factors, monkeyp
 
 def test_a_graph_takes_what_fades_as_it_is(fading: Factors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "_in_capture", lambda device: True)
-    monkeypatch.setattr(
-        op, "_again", lambda factors: pytest.fail("a graph cannot ask which sequences underflow")
-    )
+    monkeypatch.setattr(op, "_again", lambda factors: pytest.fail("a graph cannot ask which sequences underflow"))
     assert_equal_to_reference(fading, monkeypatch)
 
 
