@@ -161,7 +161,7 @@ class LanguageModel:
         if not isinstance(gap, Sequence) or len(gap) != 2:
             raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
         for number in gap:
-            check_count("a bound of gap", number)
+            check_count("a bound of gap", number, at_least=0)
         if isinstance(exclude, str):
             raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
