@@ -21,7 +21,7 @@ from experiments.control.methods import (
 )
 from experiments.control.report import summed_up
 from experiments.control.sets import KeywordSet, make_sets, num_words, other_prompts, read_sets, satisfies
-from vlhmm.distillation.teachers import Teacher, draw_texts, load_teacher
+from vlhmm.distillation.teachers import Drawn, Teacher, draw_texts, load_teacher
 
 pytest.importorskip("transformers")
 
@@ -136,10 +136,11 @@ def test_an_hmm_is_calibrated_on_its_own_texts(lm: vlhmm.LanguageModel, teacher:
     drawn = hmm.sample(3000, 12, generator=torch.Generator().manual_seed(0)).tokens
     ended = (drawn == ids[3]).int()
     lengths = torch.where(ended.any(1), ended.argmax(1) + 1, 12)
-    stand_in = type("Stub", (), {"hmm": hmm, "tokenizer": lm.tokenizer})()
-    calibration = calibrate(
-        stand_in, teacher, type("Stub", (), {"tokens": drawn, "lengths": lengths})(), ["cat", "dog"], (0, 1, 3, 6)
-    )
+    # A language model of that HMM, and texts that no teacher wrote: made without their constructors.
+    of_hmm, own_texts = object.__new__(vlhmm.LanguageModel), object.__new__(Drawn)
+    vars(of_hmm).update(hmm=hmm, tokenizer=lm.tokenizer)
+    vars(own_texts).update(tokens=drawn, lengths=lengths)
+    calibration = calibrate(of_hmm, teacher, own_texts, ["cat", "dog"], (0, 1, 3, 6))
     for each in calibration.bins:
         spread = 5 * (each.predicted * (1 - each.predicted) / each.num) ** 0.5
         # Cases of one text depend on each other.
