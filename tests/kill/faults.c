@@ -68,6 +68,9 @@ static int fails_on(const char *name, int file) {
     static __typeof__(&function) next; \
     if (!next) next = (__typeof__(&function))dlsym(RTLD_NEXT, #function)
 
+/* A file without a name: whoever is refused one makes one with a name. */
+#define NAME(flags) ((flags & O_TMPFILE) == O_TMPFILE ? "unnamed" : "open")
+
 #define OPEN(function) \
     int function(const char *path, int flags, ...) { \
         NEXT(function); \
@@ -75,7 +78,7 @@ static int fails_on(const char *name, int file) {
         va_start(arguments, flags); \
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0; \
         va_end(arguments); \
-        if (flags & (O_CREAT | O_TRUNC | O_WRONLY | O_RDWR) && fails_at("open", AT_FDCWD, path)) return -1; \
+        if (flags & (O_CREAT | O_TRUNC | O_WRONLY | O_RDWR) && fails_at(NAME(flags), AT_FDCWD, path)) return -1; \
         return next(path, flags, mode); \
     }
 OPEN(open)
@@ -88,7 +91,7 @@ OPEN(open64)
         va_start(arguments, flags); \
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0; \
         va_end(arguments); \
-        if (flags & (O_CREAT | O_TRUNC | O_WRONLY | O_RDWR) && fails_at("open", folder, path)) return -1; \
+        if (flags & (O_CREAT | O_TRUNC | O_WRONLY | O_RDWR) && fails_at(NAME(flags), folder, path)) return -1; \
         return next(folder, path, flags, mode); \
     }
 OPENAT(openat)

@@ -98,9 +98,10 @@ def failing(whole: Reference, work: Path, operation: int, error: int) -> str:
     about = f"{' '.join(scenario.command)}: {os.strerror(error)} at operation {operation} ({ended.failed})"
     _require_whole(folder, about)
     if ended.status == 0:
-        # A folder that exists already need not be made, and a file system may lack locks; anything else must be told.
+        # A folder that exists already need not be made, and a file system may lack locks and files without names; anything
+        # else must be told.
         what, _, path = ended.failed.partition(" ")
-        if what != "mkdir" and not (what == "open" and path.endswith("/.lock")) and not _unnamed(what, path):
+        if what not in ("mkdir", "unnamed") and not (what == "open" and path.endswith("/.lock")):
             raise Broken(f"{about}: it goes on as if nothing had happened")
         outcome = f"went on without: {what}"
     else:
@@ -115,11 +116,6 @@ def failing(whole: Reference, work: Path, operation: int, error: int) -> str:
         raise Broken(f"{about}: does not go on, status {again.status}\n{again.err}")
     _require_same(whole, folder, about)
     return outcome
-
-
-def _unnamed(what: str, path: str) -> bool:
-    """The first way to make a file without a name, for which there is a second."""
-    return what == "open" and path.rpartition("/")[2].startswith(".out.partial-")
 
 
 def _done(ended: Ended, scenario: Scenario) -> bool:
