@@ -61,7 +61,7 @@ def demo(
     corpus = read_corpus(data, None)
     plan = Plan(recipe, data, None)
     events = training_run(plan, corpus, folder, device=choose_device(device), command=command_line())
-    results = watch_run(events, plan)
+    results = watch_run(events, plan, folder)
     if status := exit_status(results, folder):
         return status
     if as_json:

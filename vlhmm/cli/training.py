@@ -132,7 +132,7 @@ def train(
         max_seconds=max_seconds,
         command=command_line(),
     )
-    results = watch_run(events, plan, out / "tensorboard" if tensorboard else None)
+    results = watch_run(events, plan, out, tensorboard=tensorboard)
     status = exit_status(results, out)
     if as_json:
         print_json(results)
