@@ -29,6 +29,7 @@ from vlhmm.cli import (
     info,
     inspect,
     queries,
+    runs,
     show,
     table,
     training,
@@ -70,7 +71,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with:\n  vlhmm demo\nHelp on a command:\n  vlhmm train --help",
 )
-for module in (corpora, training, distill, evaluation, queries, infill, generate, info, inspect, demo, table):
+for module in (corpora, training, distill, evaluation, runs, queries, infill, generate, info, inspect, demo, table):
     module.register(app)
 
 

@@ -129,8 +129,10 @@ def _sentence(corpus: Corpus) -> str:
 
 
 def _show_next_steps(folder: Path, results: RunResults) -> None:
+    from vlhmm.cli.running import export_hint
+
     _heading("Saved")
-    saved = [("model and training run", str(folder))]
+    saved = [("model and training run", str(folder)), ("to ship the model alone", export_hint(folder))]
     if results.learning_curve:
         saved.append(("learning curve", results.learning_curve))
     facts(saved)

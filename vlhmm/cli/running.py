@@ -7,9 +7,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vlhmm.cli.show import message, program
+from vlhmm.cli.show import message, program, size
 from vlhmm.interrupts import INTERRUPTED
 from vlhmm.reports import Plan, RunResults
+from vlhmm.reports.export import folder_bytes, model_bytes
 from vlhmm.training.run_folder import STATE
 from vlhmm.training.trainer import CheckEvent, StepEvent
 from vlhmm.training.watching import shown_events
@@ -52,6 +53,12 @@ def exit_status(results: RunResults, out: Path, *, by_same_command: bool = False
         return 0
     message(f"stopped at step {results.step:,} of {results.num_steps:,}; go on with: {_go_on(out, by_same_command)}")
     return INTERRUPTED
+
+
+def export_hint(out: Path) -> str:
+    """What to type to get the model alone, and what that saves."""
+    sizes = f"{size(model_bytes(out))} of {size(folder_bytes(out))}"
+    return f"{program()} export {shlex.quote(str(out))} --out MODEL  ({sizes})"
 
 
 def _go_on(out: Path, by_same_command: bool) -> str:

@@ -122,7 +122,9 @@ def bar(part: float, style: str = "cyan", width: int = BAR_WIDTH) -> Text:
 
 
 def size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 10 * 2**20 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def duration(seconds: float) -> str:

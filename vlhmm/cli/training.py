@@ -167,6 +167,7 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
 
 
 def _show_results(results: RunResults, out: Path) -> None:
+    from vlhmm.cli.running import export_hint
     from vlhmm.reports import HeldOutText
 
     figures = results.figures
@@ -182,4 +183,5 @@ def _show_results(results: RunResults, out: Path) -> None:
     if results.stopped == "time":
         rows.append(("go on", f"{program()} train --out {out} --resume"))
     rows.append(("look", f"{program()} info {out}"))
+    rows.append(("ship", export_hint(out)))
     facts(rows)
