@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device, read_corpus
+from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device, read_corpus, require_extra
 from vlhmm.cli.settings import Asked, Method
 from vlhmm.cli.show import (
     command_line,
@@ -87,6 +87,8 @@ def train(
     from vlhmm.training.plan import RECIPE
 
     chosen_device = choose_device(device)
+    if tensorboard:
+        require_extra("--tensorboard", "tensorboard", "tensorboard")
     if out.is_file():
         raise ValueError(f"--out {out} is a file: name a folder")
     saved = read_plan(out) if resume else None
