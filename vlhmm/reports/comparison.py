@@ -36,14 +36,23 @@ MAX_DRAWN = 1 << 20
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run and its figures."""
+    """One run and its figures.
+
+    Example:
+        >>> vlhmm.compare("demo-model", "demo-model").runs[0].num_states
+        48
+    """
 
     folder: str
+    """As it was named."""
     num_states: int
+    """Number of states."""
     num_parameters: int
+    """Number of trainable parameters."""
     train_seconds: float | None
     """None: the folder does not say."""
     tokenizer_hash: str
+    """Of the tokens it reads."""
     corpus_hash: str | None
     """Of the text it was trained on; None: the folder does not say."""
     evaluation: Evaluation | None
@@ -52,23 +61,36 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """What a run gains over the first one on the same documents."""
+    """What a run gains over the first one on the same documents.
+
+    Example:
+        >>> test = vlhmm.compare("demo-model", "demo-model").tests[0]
+        >>> test.difference, test.low, test.high
+        (0.0, 0.0, 0.0)
+    """
 
     run: str
+    """Its folder."""
     baseline: str
+    """The folder of the first run."""
     difference: float
     """Nats per token: log p of the run minus log p of the baseline, over the number of tokens. Above 0 the run is better."""
     low: float
     """Lower end of the bootstrap interval of the difference."""
     high: float
+    """Upper end of it."""
     bits_per_byte: tuple[float, float, float] | None
     """Bits per byte of the run minus those of the baseline, with its interval; below 0 the run is better. None: not defined."""
     unit: str
     """What is drawn: documents, or stretches of the text."""
     num_units: int
+    """How many of these there are."""
     level: float
+    """Probability with which the interval is meant to hold the difference."""
     num_samples: int
+    """Samples of the bootstrap."""
     seed: int
+    """Of these samples."""
 
     @property
     def significant(self) -> bool:
@@ -87,7 +109,9 @@ class Comparison:
     """
 
     split: Split
+    """The part of the corpus that was scored."""
     runs: list[ComparedRun]
+    """The runs as they were named, each with its figures."""
     settings: dict[str, list[Any]]
     """The settings that differ, with the value of each run; None: the run has no such setting."""
     tests: list[PairedTest]
@@ -228,16 +252,16 @@ def _scoring(
 def _held_out(lm: LanguageModel, folder: Path, split: Split, data_dir: Path | None) -> Tokens:
     trained_on = lm.about.get("corpus", {})
     plan = read_plan(folder)
-    if plan is None:
+    # `vlhmm.train` knows a corpus by its name alone; the hash tells whether it is the same.
+    source = trained_on.get("name") if plan is None else plan.source
+    if not source:
         raise ValueError("it does not say what it was trained on: compare the folders of `vlhmm train`")
-    corpus, _ = corpus_for(lm, plan.source, data_dir or plan.data_dir)
+    corpus, _ = corpus_for(lm, source, data_dir or (None if plan is None else plan.data_dir))
     if corpus.hash != trained_on.get("hash"):
-        raise ValueError(
-            f"{plan.source} has changed since the training: some of its {split} text may have been read there"
-        )
+        raise ValueError(f"{source} has changed since the training: some of its {split} text may have been read there")
     tokens: Tokens = getattr(corpus, split)
     if not len(tokens):
-        raise ValueError(f"{split} of {plan.source} has 0 tokens, at least 1 is needed")
+        raise ValueError(f"{split} of {source} has 0 tokens, at least 1 is needed")
     return tokens
 
 
