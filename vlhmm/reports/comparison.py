@@ -149,8 +149,8 @@ def compare(
 
     Example:
         >>> found = vlhmm.compare("demo-model", "demo-model", split="valid")
-        >>> found.tests[0].num_units, found.tests[0].low, found.tests[0].high
-        (36, 0.0, 0.0)
+        >>> found.tests[0].unit, found.tests[0].low, found.tests[0].high
+        ('documents', 0.0, 0.0)
     """
     return result_of(
         comparing(*runs, split=split, data_dir=data_dir, num_samples=num_samples, seed=seed, device=device)
