@@ -22,6 +22,7 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.predict import likeliest_tokens, without_token
 from vlhmm.inference.sampling import StateWords, require_drawn
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
@@ -173,12 +174,13 @@ class LanguageModel:
         names = [self.tokenizer.token(token) for token in ids[0].tolist()]
         return Score([TokenScore(name, value) for name, value in zip(names, log_probs[0].tolist(), strict=True)])
 
-    def next_tokens(self, text: str = "", top: int = 10) -> list[tuple[str, float]]:
+    def next_tokens(self, text: str = "", top: int = 10, *, unk: bool = False) -> list[tuple[str, float]]:
         """Return the most likely next tokens after `text`.
 
         Args:
             text: The text so far.
             top: Number of tokens.
+            unk: Return the unknown token too; without it, probabilities are p(token | text, the token is not unknown).
 
         Returns:
             Tokens with their probabilities, most likely first.
@@ -192,11 +194,10 @@ class LanguageModel:
             [('bird', 0.6), ('fish', 0.4)]
         """
         check_count("top", top)
-        probs = self.hmm.next_token_probs(self._belief_after(text))[0]
-        best = probs.topk(min(top, probs.shape[0]))
+        probs, tokens = likeliest_tokens(self.hmm.next_token_probs(self._belief_after(text)), top, self._never(unk))
         return [
             (self.tokenizer.token(token), prob)
-            for prob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            for prob, token in zip(probs[0].tolist(), tokens[0].tolist(), strict=True)
         ]
 
     def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]:
@@ -333,6 +334,7 @@ class LanguageModel:
         gap: tuple[int, int] = (1, 1),
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> Infilling:
         """Compute what may stand in the gaps of `text`, given the rest of it.
@@ -347,6 +349,7 @@ class LanguageModel:
             gap: Smallest and largest number of tokens of a gap `___`.
             eos: The text ends after its last word.
             exclude: Tokens that are never filled in.
+            unk: Fill in the unknown token too.
             generator: Random numbers of the samples; None: the global generator of PyTorch.
 
         Returns:
@@ -381,7 +384,7 @@ class LanguageModel:
         ids = encode_pieces(self.tokenizer, pieces)
         if eos and self.tokenizer.eos_id is not None:
             ids[-1].append(self.tokenizer.eos_id)
-        never = [token for token in (*left_out, self.tokenizer.eos_id) if token is not None]
+        never = [token for token in (*left_out, self.tokenizer.eos_id, self._never(unk)) if token is not None]
         return infill_text(self.hmm, self.tokenizer, self._opening, ids, gaps, never, num, top, generator)
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
@@ -423,6 +426,7 @@ class LanguageModel:
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[str]:
@@ -430,6 +434,10 @@ class LanguageModel:
 
         With a constraint and temperature 1, they are exact samples of p(continuation | prompt, constraint). The constraint holds at
         any temperature, and with `top_k` or `top_p` too. It is on the new tokens, not on the prompt.
+
+        The unknown token is not drawn. Without a constraint each token is drawn from p(token | text so far, the token is not
+        unknown), as `next_tokens` gives it. A constraint is met together with that: p(continuation | prompt, constraint, no token is
+        unknown).
 
         Args:
             prompt: Where the text begins.
@@ -439,6 +447,7 @@ class LanguageModel:
             top_k: Draw among the `top_k` most likely next tokens; None: among all.
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Draw the unknown token too.
             generator: Random numbers; None: the global generator of PyTorch.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
@@ -462,18 +471,24 @@ class LanguageModel:
         check_count("max_tokens", max_tokens)
         check_count("num", num)
         check_generator(generator, self.hmm.tables.device)
-        choice = Choice(temperature, top_k, top_p)
+        choice, never = Choice(temperature, top_k, top_p), self._never(unk)
         belief = self._possible_belief_after(prompt)
         if constraint is None:
-            drawn = self._sample(num, max_tokens, belief, choice, generator)
+            drawn = self._sample(num, max_tokens, belief, choice, generator, never)
         else:
             drawn = self._controlled.sample(
-                constraint, num, max_tokens, belief, choice, generator, time_limit=time_limit
+                constraint, num, max_tokens, belief, choice, generator, never=never, time_limit=time_limit
             )
         return [self._continued(prompt, row) for row in drawn]
 
     def _sample(
-        self, num: int, max_tokens: int, belief: Belief | None, choice: Choice, generator: torch.Generator | None
+        self,
+        num: int,
+        max_tokens: int,
+        belief: Belief | None,
+        choice: Choice,
+        generator: torch.Generator | None,
+        never: int | None,
     ) -> list[list[int]]:
         tables, eos = self.hmm.tables, self.tokenizer.eos_id
         # Copies of the probabilities of all words, which top_p sorts; the belief; the transition tiles of one step, at most
@@ -491,7 +506,7 @@ class LanguageModel:
         texts: list[list[int]] = [[] for _ in range(num)]
         going = torch.arange(num, device=tables.device)
         for left in range(max_tokens, 0, -1):
-            log_probs = self.hmm.next_token_probs(belief).expand(len(going), -1).log()
+            log_probs = without_token(self.hmm.next_token_probs(belief), never).expand(len(going), -1).log()
             # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
             noise = log_probs.new_empty(num, tables.num_words).exponential_(generator=generator)
             token = (choice.log_weights(log_probs) - noise[going].log()).argmax(-1)
@@ -513,6 +528,7 @@ class LanguageModel:
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> BestText:
         """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
@@ -521,6 +537,7 @@ class LanguageModel:
             prompt: Where the text begins.
             max_tokens: New tokens, at most; a text ends at EOS or there.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Let the unknown token be in the text too.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
@@ -539,7 +556,8 @@ class LanguageModel:
         check_text("prompt", prompt)
         check_count("max_tokens", max_tokens)
         belief = self._possible_belief_after(prompt)
-        best = self._controlled.best(constraint, max_tokens, belief, time_limit=time_limit)
+        never = self._never(unk)
+        best = self._controlled.best(constraint, max_tokens, belief, never=never, time_limit=time_limit)
         return BestText(self._continued(prompt, best.tokens), best.log_prob)
 
     def constraint_probability(
@@ -581,6 +599,10 @@ class LanguageModel:
     @cached_property
     def _controlled(self) -> ControlledHMM:
         return ControlledHMM(self.hmm, self.tokenizer)
+
+    def _never(self, unk: bool) -> int | None:
+        """The token that is not drawn, unless `unk` asks for it."""
+        return None if unk else self.tokenizer.undrawn_id
 
     def _possible_belief_after(self, prompt: str) -> Belief | None:
         belief = self._belief_after(prompt)

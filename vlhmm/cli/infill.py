@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from vlhmm.cli.options import Json, ModelDir, seeded, texts_of, utf8
+from vlhmm.cli.options import AllowUnk, Json, ModelDir, seeded, texts_of, utf8
 from vlhmm.cli.queries import MIN_SHOWN, between
 from vlhmm.cli.show import line, print_json, print_table, table
 
@@ -44,6 +44,7 @@ def infill(
             "--exclude", metavar="TOKEN", show_default=False, callback=utf8, help="Never fill this in; may be repeated."
         ),
     ] = None,
+    allow_unk: AllowUnk = False,
     seed: Annotated[
         int | None, typer.Option("--seed", show_default=False, help="The same seed, the same samples.")
     ] = None,
@@ -60,7 +61,7 @@ def infill(
     for number, one in enumerate(texts_of(text)):
         least, most = map(int, bounds)
         filled = lm.infill(
-            one, num=num, top=top, gap=(least, most), eos=eos, exclude=exclude or (), generator=generator
+            one, num=num, top=top, gap=(least, most), eos=eos, exclude=exclude or (), unk=allow_unk, generator=generator
         )
         if as_json:
             print_json(filled, text=one)
