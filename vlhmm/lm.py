@@ -30,8 +30,9 @@ from vlhmm.tables import Belief
 from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior, TokenScore
 from vlhmm.text.explain import explain
 from vlhmm.text.infilling import infill_text
-from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
+from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
 from vlhmm.text.stream import TextStream
+from vlhmm.text.word_gaps import MAX_WORD_TOKENS, WordGaps, infill_words, word_gaps
 from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 
 
@@ -331,7 +332,8 @@ class LanguageModel:
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
         unk: bool = False,
@@ -339,14 +341,16 @@ class LanguageModel:
     ) -> Infilling:
         """Compute what may stand in the gaps of `text`, given the rest of it.
 
-        `___` is a gap of `gap[0]` to `gap[1]` tokens, `___{2}` one of two, `___{1,4}` one of one to four. Where the number of tokens is
-        open, all numbers have the same prior probability. EOS is never filled in.
+        `___` is a missing word. Where tokens are parts of words it is a word of one to `max_gap_tokens` tokens, without white space
+        inside, and probabilities are those of words: sums over all tokens that spell them. `___{2}` is a gap of two tokens, `___{1,4}`
+        one of one to four; where their number is open, all numbers have the same prior probability. EOS is never filled in.
 
         Args:
             text: The text with its gaps.
             num: Number of samples.
-            top: Number of tokens that are returned for each position.
-            gap: Smallest and largest number of tokens of a gap `___`.
+            top: Number of tokens that are returned for each position, or of words for each gap.
+            gap: Smallest and largest number of tokens of a gap `___`; None: a word.
+            max_gap_tokens: Largest number of tokens of a word, where tokens are parts of words.
             eos: The text ends after its last word.
             exclude: Tokens that are never filled in.
             unk: Fill in the unknown token too.
@@ -371,8 +375,17 @@ class LanguageModel:
         check_count("num", num, at_least=0)
         check_count("top", top)
         check_generator(generator, self.hmm.tables.device)
-        if not isinstance(gap, Sequence) or len(gap) != 2 or not all(is_integer(bound) for bound in gap):
-            raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
+        check_count("max_gap_tokens", max_gap_tokens)
+        if max_gap_tokens > MAX_GAP_TOKENS:
+            raise ValueError(f"max_gap_tokens is {max_gap_tokens}, but {MAX_GAP_TOKENS} is the limit: take fewer")
+        if gap is None:
+            default = Gap(1, 1) if self.tokenizer.word_level else None
+        elif isinstance(gap, Sequence) and len(gap) == 2 and all(is_integer(bound) for bound in gap):
+            default = Gap(*gap)
+        else:
+            raise ValueError(
+                f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4); None stands for a word"
+            )
         if isinstance(exclude, str):
             raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
@@ -380,12 +393,18 @@ class LanguageModel:
             raise ValueError(
                 f"exclude has {exclude[left_out.index(None)]!r}, which is none of the {self.tokenizer.vocab_size} tokens"
             )
-        pieces, gaps = split_at_gaps(text, Gap(*gap))
+        pieces, gaps = split_at_gaps(text, default)
         ids = encode_pieces(self.tokenizer, pieces)
         if eos and self.tokenizer.eos_id is not None:
             ids[-1].append(self.tokenizer.eos_id)
         never = [token for token in (*left_out, self.tokenizer.eos_id, self._never(unk)) if token is not None]
-        return infill_text(self.hmm, self.tokenizer, self._opening, ids, gaps, never, num, top, generator)
+        tokens_asked = [one for one in gaps if one is not None]
+        if len(tokens_asked) == len(gaps):
+            return infill_text(self.hmm, self.tokenizer, self._opening, ids, tokens_asked, never, num, top, generator)
+        words = word_gaps(self.tokenizer, pieces, gaps, max_gap_tokens)
+        transition = self._controlled.transition
+        found = WordGaps(self.hmm, self.tokenizer, self._opening, ids, words, never, transition)
+        return infill_words(found, num, top, generator)
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """Return a state with the words that it emits most.

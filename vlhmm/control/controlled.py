@@ -42,7 +42,7 @@ class ControlledHMM:
     def __init__(self, hmm: HMM, tokenizer: Tokenizer) -> None:
         self._hmm = hmm
         self._tokenizer = tokenizer
-        self._transition = TransitionMatrix(hmm.tables)
+        self.transition = TransitionMatrix(hmm.tables)
         self._cache = LookaheadCache()
 
     def probability(
@@ -101,7 +101,7 @@ class ControlledHMM:
         if constraint is None:
             constraint = _anything(tables.num_words)
         automaton = self._automaton(constraint, "may", time_limit, never)
-        log_ahead = tables.log_start if belief is None else self._transition.log_ahead(belief)[0]
+        log_ahead = tables.log_start if belief is None else self.transition.log_ahead(belief)[0]
         found = best_constrained(tables, automaton, log_ahead, max_tokens, eos_id=self._tokenizer.eos_id)
         if found is None:
             ahead = lookahead(tables, automaton, max_tokens)
@@ -132,8 +132,8 @@ class ControlledHMM:
         def make() -> ConstrainedTokens:
             tables = self._hmm.tables
             automaton = self._automaton(constraint, ending, time_limit, never)
-            ahead = lookahead(tables, automaton, steps, self._transition)
-            return ConstrainedTokens(tables, ahead, self._transition)
+            ahead = lookahead(tables, automaton, steps, self.transition)
+            return ConstrainedTokens(tables, ahead, self.transition)
 
         return self._cache.get((constraint, ending, never), steps, make)
 
@@ -149,7 +149,7 @@ class ControlledHMM:
         tables = self._hmm.tables
 
         def possible(automaton: Automaton) -> bool:
-            part = lookahead(tables, automaton, max_tokens, self._transition)
+            part = lookahead(tables, automaton, max_tokens, self.transition)
             return not bool(part.log_prob(tables, belief, max_tokens).isinf())
 
         if bool(ahead.log_prob(tables, belief, max_tokens).isinf()):
