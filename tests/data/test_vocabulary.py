@@ -1,6 +1,7 @@
 """Tokenizers made from the training text: byte-level BPE spells every text, words are joined with their punctuation."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_of_much_text_a_part_from_all_of_it_is_learnt(monkeypatch: pytest.Monkey
     numbers = [int(part.split()[-1]) for part in learner._parts]
     assert sum(map(len, learner._parts)) <= 50
     assert len(numbers) > 1
-    assert len({after - before for before, after in zip(numbers, numbers[1:], strict=False)}) == 1
+    assert len({after - before for before, after in pairwise(numbers)}) == 1
 
 
 def test_the_vocabulary_grows_with_the_text_between_bounds() -> None:
