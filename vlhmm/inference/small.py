@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vlhmm.inference.by_products import by_products
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts, Posterior
 from vlhmm.inference.sampling import Sample, require_drawn
@@ -24,7 +25,10 @@ from vlhmm.tables import Tables
 def small_queries(tables: Tables) -> SmallQueries | None:
     """None: not an HMM for these loops."""
     support = tables.support
-    if not (support.dense and served(support.num_states, support.num_words, tables.dtype, tables.device)):
+    # A transition of low rank makes no table.
+    if by_products(tables) or not (
+        support.dense and served(support.num_states, support.num_words, tables.dtype, tables.device)
+    ):
         return None
     return SmallQueries(tables)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,7 @@ class SmallDense:
         work = text.tokens.size * self._log_start.shape[0] ** 2
         count = max(1, min(torch.get_num_threads(), size, work // THREAD_WORK))
         bounds = [size * number // count for number in range(count + 1)]
-        return list(zip(bounds, bounds[1:], strict=False))
+        return list(pairwise(bounds))
 
     def _run(self, text: SmallText, work: Callable[[int, Array, int, int], None]) -> int:
         """The worst status of all sequences."""

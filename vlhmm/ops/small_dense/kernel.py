@@ -301,9 +301,10 @@ def best_score(b, tables, text, scores):
                 scores[t, y] = log_start[y]
         else:
             move_best(scores, t - ONE, log_moves, t)
-        best = log_start[0] * 0 - np.inf
         for y in range(states):
             scores[t, y] += log_emissions[token, y]
+        best = scores[t, 0]
+        for y in range(ONE, states):
             best = scores[t, y] if scores[t, y] > best else best
         if best == -np.inf:
             return IMPOSSIBLE, log_prob
