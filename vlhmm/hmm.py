@@ -704,13 +704,11 @@ class HMM:
     @cached_property
     def _prepared(self) -> Replays | SmallQueries | None:
         """What answers questions without a belief and a window from tables that were prepared once; None: nothing does."""
-        if self.tables.device.type == "cpu":
-            return small_queries(self.tables)
-        if not (self._graphs and self.tables.support.dense and kernels_run(self.tables.dtype, self.tables.device)):
-            return None
-        from vlhmm.inference.replay import Replays
+        if self._graphs and self.tables.support.dense and kernels_run(self.tables.dtype, self.tables.device):
+            from vlhmm.inference.replay import Replays
 
-        return Replays(self.tables)
+            return Replays(self.tables)
+        return small_queries(self.tables)
 
     def _prepared_for(self, belief: Belief | None, window: int | None) -> Replays | SmallQueries | None:
         """They know neither beliefs nor windows."""

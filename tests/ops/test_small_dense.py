@@ -81,7 +81,8 @@ def test_any_number_of_states_equals_the_recursion_of_torch(states, dtype, monke
     """Loops take four states at a time; long texts, and a reset in the middle."""
     generator = torch.Generator().manual_seed(states)
     start, moves, emissions = (
-        torch.rand(*shape, generator=generator, dtype=torch.float64) for shape in ((states,), (states, states), (states, 7))
+        torch.rand(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((states,), (states, states), (states, 7))
     )
     if states > 1:
         moves[:, states // 2] = 0
@@ -90,7 +91,11 @@ def test_any_number_of_states_equals_the_recursion_of_torch(states, dtype, monke
     tokens = torch.randint(7, (5, 200), generator=generator)
     lengths = torch.tensor([200, 1, 2, 57, 199])
     ours = make()
-    found = [ours.log_prob(tokens, lengths), ours.posterior(tokens, lengths).probs, ours.viterbi(tokens, lengths).states]
+    found = [
+        ours.log_prob(tokens, lengths),
+        ours.posterior(tokens, lengths).probs,
+        ours.viterbi(tokens, lengths).states,
+    ]
     counts = ours.expected_counts(tokens, lengths)
     monkeypatch.setattr(dispatch, "SMALL_DENSE_STATES", 0)
     other = make()
@@ -147,7 +152,15 @@ def test_a_gradient_is_asked_of_other_code():
 
 @pytest.mark.parametrize(
     ("tokens", "lengths"),
-    [([[0, 2]], None), ([[0, -1]], None), ([[0, 1]], [3]), ([[0, 1]], [0]), ([[0.0, 1.0]], None), ([], None), ([[0], [0, 1]], None)],
+    [
+        ([[0, 2]], None),
+        ([[0, -1]], None),
+        ([[0, 1]], [3]),
+        ([[0, 1]], [0]),
+        ([[0.0, 1.0]], None),
+        ([], None),
+        ([[0], [0, 1]], None),
+    ],
 )
 def test_what_is_out_of_range_has_no_answer_here(tokens, lengths):
     queries = vlhmm.HMM.from_probabilities([1.0], [[1.0]], [[0.5, 0.5]])._prepared
@@ -158,7 +171,13 @@ def test_what_is_out_of_range_has_no_answer_here(tokens, lengths):
 
 def test_a_lost_state_that_would_come_back_has_no_answer_here():
     """What word 0 leaves of state 1 is below float64; only it can emit word 1."""
-    loops = SmallDense(*(np.log(np.array(table)) if table is not None else None for table in ([0.5, 0.5], [[1e-200, 1.0], [1e-200, 1.0]])), np.log(np.array([[1.0, 1e-300], [1e-300, 1.0]])))
+    loops = SmallDense(
+        *(
+            np.log(np.array(table)) if table is not None else None
+            for table in ([0.5, 0.5], [[1e-200, 1.0], [1e-200, 1.0]])
+        ),
+        np.log(np.array([[1.0, 1e-300], [1e-300, 1.0]])),
+    )
     text = SmallText(np.array([[0, 0, 0, 0]]), np.array([4]), -1)
     assert loops.token_log_probs(text) is None
 

@@ -129,8 +129,14 @@ class Backend:
 def backends(device: torch.device) -> list[Backend]:
     """The backend of every operation on a device, for operands within the limits that are named."""
     why_not, no_loops = unavailable(device), loops_unavailable(device)
-    limits = f"dense, float32 or float64, states at most {SMALL_DENSE_STATES}, no gradient, belief or window; else torch"
-    found = [Backend("queries of small HMMs", "torch", no_loops) if no_loops else Backend("queries of small HMMs", "numba", limits)]
+    limits = (
+        f"dense, float32 or float64, states at most {SMALL_DENSE_STATES}, no gradient, belief or window; else torch"
+    )
+    found = [
+        Backend("queries of small HMMs", "torch", no_loops)
+        if no_loops
+        else Backend("queries of small HMMs", "numba", limits)
+    ]
     for kernels in OPERATIONS:
         if why_not is not None:
             found.append(Backend(kernels.operation, "torch", why_not))

@@ -94,8 +94,7 @@ class SmallDense:
         for tables in self._by_range():
             log_probs = np.empty(text.tokens.shape, tables.dtype)
             operands = (tables.operands, text.operands, tables.precise, log_probs)
-            status = self._run(text, lambda part, status, first, last: kernel.forward(*operands, status, first, last))
-            if status <= kernel.IMPOSSIBLE:
+            if self._run(text, kernel.forward, operands) <= kernel.IMPOSSIBLE:
                 return log_probs.astype(self._dtype, copy=False)
         return None
 
@@ -130,11 +129,7 @@ class SmallDense:
             start = np.zeros((parts, states), tables.dtype)
             moves = np.zeros((parts, states if counted else 0, states), tables.dtype)
             operands = (tables.operands, text.operands, tables.precise, log_probs, probs)
-
-            def smooth(part: int, status: Array, first: int, last: int) -> None:
-                kernel.smooth(*operands, start[part], moves[part], status, first, last)  # noqa: B023 (called at once)
-
-            if self._run(text, smooth) == kernel.OK:
+            if self._run(text, kernel.smooth, operands, (start, moves)) == kernel.OK:
                 total = moves.sum(0)
                 if counted:
                     total *= tables.operands[1]
@@ -149,8 +144,9 @@ class SmallDense:
             return None
         paths, log_probs = np.empty(text.tokens.shape, np.int64), np.empty(text.tokens.shape[0])
         operands = (self._logs, text.operands, paths, log_probs)
-        status = self._run(text, lambda part, status, first, last: kernel.best_paths(*operands, status, first, last))
-        return (paths, log_probs.astype(self._dtype)) if status == kernel.OK else None
+        if self._run(text, kernel.best_paths, operands) != kernel.OK:
+            return None
+        return paths, log_probs.astype(self._dtype)
 
     def sample(self, uniforms: Array, reset: int) -> tuple[Array, Array]:
         """States and tokens, (N, T) each, from numbers (N, T, 2) drawn from [0, 1)."""
@@ -211,13 +207,19 @@ class SmallDense:
         bounds = [size * number // count for number in range(count + 1)]
         return list(pairwise(bounds))
 
-    def _run(self, text: SmallText, work: Callable[[int, Array, int, int], None]) -> int:
-        """The worst status of all sequences."""
+    def _run(
+        self, text: SmallText, loop: Callable[..., None], operands: tuple[Any, ...], sums: tuple[Array, ...] = ()
+    ) -> int:
+        """The worst status of all sequences; each thread has a row of its own of the `sums`."""
         status = np.empty(text.tokens.shape[0], np.int8)
         parts = self._parts(text)
+
+        def work(number: int) -> None:
+            loop(*operands, *(rows[number] for rows in sums), status, *parts[number])
+
         if len(parts) == 1:
-            work(0, status, *parts[0])
+            work(0)
         else:
             with ThreadPoolExecutor(len(parts)) as threads:
-                list(threads.map(lambda number: work(number, status, *parts[number]), range(len(parts))))
+                list(threads.map(work, range(len(parts))))
         return int(status.max())
