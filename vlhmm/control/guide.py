@@ -196,8 +196,9 @@ class Guide:
         mask = options.get("attention_mask")
         padded = mask is not None and prompts is not None and mask.shape == prompts.shape
         self.reset(prompt_lengths=mask.sum(1).tolist() if padded else self._prompt_lengths)
-        options = {"eos_token_id": list(self._eos_ids) or None, "pad_token_id": self._pad_id, **options}
-        # Without a padding token transformers takes its own choice, with a warning.
+        # Without a padding token transformers takes EOS too, with a warning.
+        pad = self._pad_id if self._pad_id is not None or not self._eos_ids else self._eos_ids[0]
+        options = {"eos_token_id": list(self._eos_ids) or None, "pad_token_id": pad, **options}
         options = {name: value for name, value in options.items() if value is not None}
         options["logits_processor"] = [*options.get("logits_processor", []), self]
         output = model.generate(inputs, **{**options, "max_new_tokens": steps})
