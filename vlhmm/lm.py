@@ -104,7 +104,9 @@ class LanguageModel:
             True
         """
         if dtype not in (None, torch.bfloat16):
-            raise ValueError(f"dtype is {dtype}, but must be torch.bfloat16 or None, which keeps the weights as they are")
+            raise ValueError(
+                f"dtype is {dtype}, but must be torch.bfloat16 or None, which keeps the weights as they are"
+            )
         weights = self.model.state_dict()
         if dtype is not None:
             # Tables of integers, and numbers that the support is read from, stay.

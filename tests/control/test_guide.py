@@ -388,7 +388,11 @@ def test_a_prompt_or_constraint_of_probability_zero_is_refused() -> None:
         Guide(never, contains_token(3, 2), max_new_tokens=3)
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "num_return_sequences": 2}, {"num_beams": 3}], ids=["greedy", "sampling", "beams"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_sample": True, "num_return_sequences": 2}, {"num_beams": 3}],
+    ids=["greedy", "sampling", "beams"],
+)
 def test_generate_uses_the_guides_own_length_and_padding(
     lm: vlhmm.LanguageModel, llama: torch.nn.Module, options: dict[str, object]
 ) -> None:
@@ -412,7 +416,9 @@ def test_generate_uses_the_guides_own_length_and_padding(
             assert constraints[row // each].compile(lm.tokenizer).accepts(new)
 
 
-def test_a_text_cut_off_before_the_guides_end_is_no_silent_violation(lm: vlhmm.LanguageModel, llama: torch.nn.Module) -> None:
+def test_a_text_cut_off_before_the_guides_end_is_no_silent_violation(
+    lm: vlhmm.LanguageModel, llama: torch.nn.Module
+) -> None:
     ids = torch.tensor([lm.tokenizer.encode("the cat")])
     guide = Guide(lm, length(8, 8), max_new_tokens=10, must_end=True)
     for given in ({"max_new_tokens": 3}, {"max_length": 40}, {"max_new_tokens": 11}):
