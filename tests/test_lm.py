@@ -98,5 +98,5 @@ def test_a_model_saved_in_bf16_is_the_rounded_model_in_half_the_bytes(lm: vlhmm.
     floats = sum(t.numel() for t in lm.model.state_dict().values() if t.dtype == torch.float32)
     # The headers, which are no weights, name the types.
     assert abs(sizes[0] - sizes[1] - 2 * floats) < 200
-    with pytest.raises(ValueError, match="dtype is torch.float16"):
+    with pytest.raises(ValueError, match=r"dtype is torch\.float16"):
         lm.save(tmp_path / "other", dtype=torch.float16)

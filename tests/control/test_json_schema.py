@@ -173,7 +173,7 @@ SCHEMA = {
         ({"type": "string"}, '"\ud83d\udca1"'.encode("utf-16", "surrogatepass").decode("utf-16"), True),
         ({"type": "object"}, '{"x": [1, {"y": null}]}', True),
         (True, "[[[1]]]", True),
-        ({"$ref": "#/$defs/t", "$defs": {"t": TREE}}, '{"value": 1, "left": {"value": 2}}', True),
+        ({"$ref": "#/$defs/tree", "$defs": {"tree": TREE}}, '{"value": 1, "left": {"value": 2}}', True),
         ({"type": "string", "format": "date"}, '"2023-02-29"', False),
         ({"type": "string", "format": "date"}, '"2024-02-29"', True),
     ],
@@ -198,7 +198,6 @@ def test_a_text_is_allowed_or_not(schema: Any, text: str, expected: bool) -> Non
         (False, "no JSON value satisfies the schema"),
         ({"$ref": "#"}, "no JSON value satisfies the schema .* within max_depth 3"),
         ("{", "the schema is no JSON"),
-        (3, "the schema is int"),
     ],
 )
 def test_what_cannot_be_held_to_is_refused_with_its_place(schema: Any, message: str) -> None:
@@ -242,8 +241,6 @@ def test_choice_is_among_texts() -> None:
     for wrong, message in (
         ([], "0 texts"),
         ("yes", "choice is among 'yes'"),
-        ([1], "a text of choice is 1"),
-        (None, "choice is among"),
     ):
         with pytest.raises(ValueError, match=message):
             choice(wrong)  # type: ignore[arg-type]

@@ -264,7 +264,7 @@ class _Reader:
 
     def _check_keywords(self, place: _Place) -> None:
         for name, value in place.schema.items():
-            if name in _KNOWN or name.startswith("x-") or _WITHOUT_EFFECT.get(name, value) is not value:
+            if name in _KNOWN or name.startswith("x-"):
                 if name == "$id" and place.path != "#":
                     raise place.refused(
                         "'$id'", "leave it out, and refer to schemas by their place, as in #/$defs/name"
