@@ -421,9 +421,9 @@ def test_a_text_cut_off_before_the_guides_end_is_no_silent_violation(
 ) -> None:
     ids = torch.tensor([lm.tokenizer.encode("the cat")])
     guide = Guide(lm, length(8, 8), max_new_tokens=10, must_end=True)
-    for given in ({"max_new_tokens": 3}, {"max_length": 40}, {"max_new_tokens": 11}):
+    for option in ({"max_new_tokens": 3}, {"max_length": 40}, {"max_new_tokens": 11}):
         with pytest.raises(ValueError, match="the guide has max_new_tokens 10"):
-            guide.generate(llama, ids, **given)
+            guide.generate(llama, ids, **option)
     # Nothing that may cut a text off is known beforehand; it is found in the end.
     with pytest.raises(ValueError, match=r"row 0 does not satisfy length\(8, 8\) after 4 tokens"):
         guide.generate(llama, ids, stopping_criteria=[lambda tokens, _: torch.full((1,), tokens.shape[1] >= 6)])

@@ -139,7 +139,8 @@ def test_every_text_parses_and_satisfies_the_schema(schema: Any, white_space: st
     try:
         automaton = json_schema(schema, white_space=white_space, max_depth=2).over_bytes()
     except ValueError as refusal:
-        assert re.search("no JSON value|automaton states", str(refusal)), refusal
+        if not re.search("no JSON value|automaton states", str(refusal)):
+            raise
         return
     if not automaton.is_empty:
         assert_valid(schema, texts_of(automaton, random.Random(seed), 12))

@@ -194,8 +194,10 @@ class Guide:
                 )
         prompts = inputs if inputs is not None else options.get("input_ids")
         mask = options.get("attention_mask")
-        padded = mask is not None and prompts is not None and mask.shape == prompts.shape
-        self.reset(prompt_lengths=mask.sum(1).tolist() if padded else self._prompt_lengths)
+        if mask is not None and prompts is not None and mask.shape == prompts.shape:
+            self.reset(prompt_lengths=mask.sum(1).tolist())
+        else:
+            self.reset(prompt_lengths=self._prompt_lengths)
         # Without a padding token transformers takes EOS too, with a warning.
         pad = self._pad_id if self._pad_id is not None or not self._eos_ids else self._eos_ids[0]
         options = {"eos_token_id": list(self._eos_ids) or None, "pad_token_id": pad, **options}
