@@ -203,7 +203,11 @@ class Guide:
         options = {"eos_token_id": list(self._eos_ids) or None, "pad_token_id": pad, **options}
         options = {name: value for name, value in options.items() if value is not None}
         options["logits_processor"] = [*options.get("logits_processor", []), self]
-        output = model.generate(inputs, **{**options, "max_new_tokens": steps})
+        try:
+            output = model.generate(inputs, **{**options, "max_new_tokens": steps})
+        finally:
+            # What was cut off is found below, not by the next call.
+            self.reset()
         sequences = getattr(output, "sequences", output)
         # An encoder reads the prompt elsewhere; the text then begins with one token for its beginning.
         apart = 1 if getattr(model.config, "is_encoder_decoder", False) else 0
