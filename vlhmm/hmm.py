@@ -6,32 +6,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlhmm.arguments import as_device, check_count, check_generator, check_number, is_integer
+from vlhmm.arguments import as_device, as_generator, check_count, check_number, is_integer
 from vlhmm.inference import fit, predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
+from vlhmm.inference.evidence import NO_TOKEN, after_evidence, before_tokens, evidence_tables, over_all_states
 from vlhmm.inference.gather import Batch
-from vlhmm.inference.infill import Infilled, infill
+from vlhmm.inference.infill import Infilled, infill, without_batch
 from vlhmm.inference.kbest import k_best
 from vlhmm.inference.posterior import Counts, Posterior, expected_counts, posterior
+from vlhmm.inference.predict import emission_probs, transition_probs
 from vlhmm.inference.score import Filtered, filter_states, score
 from vlhmm.inference.viterbi import Paths, viterbi
 from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import kernels_run
 from vlhmm.precision import Precision
 from vlhmm.records import convert, requires_grad
+from vlhmm.sequences import Given, padded, read
 from vlhmm.stream import Stream
 from vlhmm.support import dense_support
 from vlhmm.tables import Belief, Tables
 from vlhmm.transitions import TableTransition
 from vlhmm.validate import (
-    as_batch,
     as_missing,
     as_sequences,
     check_belief,
@@ -70,9 +74,14 @@ class Fit:
 class HMM:
     """A hidden Markov model, p(x, z) = p(z_1) p(x_1 | z_1) prod_t p(z_t | z_t-1) p(x_t | z_t), with exact inference.
 
-    `tokens` is always an array (B, T) of token ids. `lengths` (B,) gives the length of each sequence; ids past it are ignored.
-    A `belief` continues a text: it is what `filter` returned for the text before. `window` bounds the memory: long texts are
-    processed in chunks of that many positions. No result depends on it.
+    `tokens` is an array (B, T) of token ids. `lengths` (B,) gives the length of each sequence; ids past it are ignored. A list of
+    sequences of different lengths needs no `lengths`. One sequence (T,) is answered without the batch axis. A `belief` continues a
+    text: it is what `filter` returned for the text before. `window` bounds the memory: long texts are processed in chunks of that
+    many positions. No result depends on it.
+
+    Soft evidence, `log_likelihoods`, takes the place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z), (T, Z) for
+    one sequence, or a list of such. It comes from any emission, a Gaussian or a network; a constant added at a position changes
+    no posterior. Then x_t stands for what was seen at t, and the reset token has no effect.
 
     A dense HMM on a GPU caches its transition in the layout of the kernels, and CUDA graphs for shapes that occur again. The
     graphs share one memory pool, and none takes more than a sixteenth of the GPU's memory.
@@ -150,6 +159,115 @@ class HMM:
         )
         return cls(precise.to(dtype=arrays.dtype))
 
+    @classmethod
+    def random(
+        cls,
+        num_states: int,
+        num_words: int,
+        seed: int | torch.Generator = 0,
+        *,
+        concentration: float = 1.0,
+        reset_token: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: Precision = "highest",
+    ) -> HMM:
+        """Make a dense HMM whose distributions are drawn from a symmetric Dirichlet distribution.
+
+        Args:
+            num_states: Number of states, Z.
+            num_words: Size of the vocabulary, X.
+            seed: A number, or a `torch.Generator` on the CPU.
+            concentration: Of the Dirichlet distribution: 1 draws uniformly, less makes few entries large, more makes all alike.
+            reset_token: After this token the next state is drawn from the start distribution. None: never.
+            dtype: float32 or float64; None: float32.
+            device: Where the tables are stored; None: on the CPU.
+            precision: What matrix products on a GPU read, as in `from_probabilities`.
+
+        Returns:
+            The HMM; the same for the same seed on every device.
+
+        Raises:
+            ValueError: A number is out of range, or the tables do not fit in memory.
+
+        Example:
+            >>> hmm = vlhmm.HMM.random(num_states=3, num_words=5, seed=0)
+            >>> hmm
+            HMM(3 states, 5 words, torch.float32, cpu)
+            >>> torch.allclose(hmm.transition.sum(1), torch.ones(3))
+            True
+        """
+        check_count("num_states", num_states)
+        check_count("num_words", num_words)
+        check_number("concentration", concentration)
+        if not 0 < concentration < float("inf"):
+            raise ValueError(f"concentration is {concentration}, but must be above 0 and finite")
+        if seed is None:
+            raise ValueError("seed is None, but an integer or a torch.Generator is needed")
+        drawn = as_generator(seed, None, torch.device("cpu"))
+        # Drawn, checked and turned to logs in float64.
+        require_memory(
+            4 * 8 * num_states * (num_states + num_words),
+            f"a random HMM of {num_states:,} states and {num_words:,} words",
+            "use fewer states; models of many states store factors: see vlhmm.neural_hmm",
+            torch.device("cpu"),
+        )
+        # NumPy draws from Dirichlet distributions of any concentration without underflow of whole rows.
+        numbers = np.random.default_rng(int(torch.randint(1 << 62, (), generator=drawn)))
+        start, transition, emission = (
+            numbers.dirichlet(np.full(width, float(concentration)), size)
+            for size, width in ((None, num_states), (num_states, num_states), (num_states, num_words))
+        )
+        return cls.from_probabilities(
+            start,
+            transition,
+            emission,
+            reset_token=reset_token,
+            dtype=dtype or torch.float32,
+            device=device,
+            precision=precision,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the HMM to one safetensors file, whole or not at all, with a checksum.
+
+        Args:
+            path: The file; one that exists is replaced, and folders are made.
+
+        Example:
+            >>> hmm = vlhmm.HMM.random(num_states=3, num_words=5)
+            >>> hmm.save("hmm.safetensors")
+            >>> torch.equal(vlhmm.HMM.load("hmm.safetensors").start, hmm.start)
+            True
+        """
+        from vlhmm.hmm_file import write_hmm
+
+        write_hmm(path, self.tables)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str | None = None, *, verify: bool | None = None) -> HMM:
+        """Load what `save` wrote.
+
+        Args:
+            path: The file.
+            device: Where the tables are stored; None: on the CPU.
+            verify: Compare the file with its checksum; None: unless the environment variable `VLHMM_VERIFY` is 0.
+
+        Returns:
+            The HMM, bit for bit as it was saved.
+
+        Raises:
+            ValueError: The file is damaged, holds no HMM, or is of a later version.
+
+        Example:
+            >>> vlhmm.HMM.random(num_states=3, num_words=5, seed=1).save("hmm.safetensors")
+            >>> vlhmm.HMM.load("hmm.safetensors")
+            HMM(3 states, 5 words, torch.float32, cpu)
+        """
+        from vlhmm.hmm_file import read_hmm
+
+        return cls(read_hmm(path, verify).to(device=as_device(device)))
+
     def __repr__(self) -> str:
         support = self.tables.support
         groups = f" in {support.num_groups:,} groups" if support.num_groups > 1 else ""
@@ -164,6 +282,21 @@ class HMM:
     def num_words(self) -> int:
         """Size of the vocabulary, X."""
         return self.tables.num_words
+
+    @property
+    def start(self) -> Float[Tensor, " Z"]:
+        """p(z_1)."""
+        return self.tables.log_start.exp()
+
+    @property
+    def transition(self) -> Float[Tensor, "Z Z"]:
+        """p(z' | z) in row z, made anew each time; refused where it does not fit in memory."""
+        return transition_probs(self.tables)
+
+    @property
+    def emission(self) -> Float[Tensor, "Z X"]:
+        """p(x | z) in row z, 0 for words that a state cannot emit, made anew each time; refused where it does not fit in memory."""
+        return emission_probs(self.tables)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> HMM:
         """Return a copy on another device or in another dtype.
@@ -206,19 +339,21 @@ class HMM:
 
     def log_prob(
         self,
-        tokens: Any,
+        tokens: Any = None,
         lengths: Any = None,
         belief: Belief | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
         parallel: bool | None = None,
-    ) -> Float[Tensor, " B"]:
+    ) -> Float[Tensor, " *B"]:
         """Compute log p(x) of each sequence.
 
         Args:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before; then the result is log p(x | the text before).
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
             parallel: Scan over time in parallel, which gives no gradient. None: where it is faster and no gradient is needed.
 
@@ -226,35 +361,38 @@ class HMM:
             log p(x), (B,); -inf where a sequence is impossible. Differentiable in the tables.
 
         Raises:
-            ValueError: A token id or a length is out of range, or `parallel=True` while a table requires a gradient.
+            ValueError: A token id, a log-likelihood or a length is out of range, or `parallel=True` while a table requires a gradient.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
             >>> hmm.log_prob([[0, 1, 2, 2], [2, 0, 0, 0]], lengths=[4, 2])
             tensor([-4.3157, -2.4628])
         """
-        replays = None if parallel else self._replays_for(belief, window)
-        if replays is not None and (log_probs := replays.log_prob(tokens, lengths)) is not None:
-            return log_probs
-        token_log_probs = self.token_log_probs(tokens, lengths, belief, window=window, parallel=parallel)
+        given = read(tokens, lengths, log_likelihoods)
+        replays = None if parallel else self._replays_for(given, belief, window)
+        if replays is not None and (found := replays.log_prob(given.tokens, given.lengths)) is not None:
+            return given.shaped(found)
+        token_log_probs = self._token_log_probs(given, belief, window, parallel)
         # A million terms of one sign lose digits in float32.
-        return token_log_probs.double().sum(1).to(token_log_probs.dtype)
+        return given.shaped(token_log_probs.double().sum(1).to(token_log_probs.dtype))
 
     def token_log_probs(
         self,
-        tokens: Any,
+        tokens: Any = None,
         lengths: Any = None,
         belief: Belief | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
         parallel: bool | None = None,
-    ) -> Float[Tensor, "B T"]:
+    ) -> Float[Tensor, "*B T"]:
         """Compute log p(x_t | x_<t) at each position.
 
         Args:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
             parallel: Scan over time in parallel, which gives no gradient. None: where it is faster and no gradient is needed.
 
@@ -262,7 +400,7 @@ class HMM:
             log p(x_t | x_<t), (B, T), 0 past the length. Differentiable in the tables.
 
         Raises:
-            ValueError: A token id or a length is out of range, or `parallel=True` while a table requires a gradient.
+            ValueError: A token id, a log-likelihood or a length is out of range, or `parallel=True` while a table requires a gradient.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -270,22 +408,35 @@ class HMM:
             tensor([[-1.0788, -1.0038, -1.2338, -0.9992],
                     [-1.2040, -1.2588,  0.0000,  0.0000]])
         """
-        replays = None if parallel else self._replays_for(belief, window)
-        if replays is not None and (found := replays.token_log_probs(tokens, lengths)) is not None:
+        given = read(tokens, lengths, log_likelihoods)
+        return given.shaped(self._token_log_probs(given, belief, window, parallel))
+
+    def _token_log_probs(
+        self, given: Given, belief: Belief | None, window: int | None, parallel: bool | None
+    ) -> Float[Tensor, "B T"]:
+        replays = None if parallel else self._replays_for(given, belief, window)
+        if replays is not None and (found := replays.token_log_probs(given.tokens, given.lengths)) is not None:
             return found
-        batch = self._batch(tokens, lengths, belief, window)
+        tables, batch, belief = self._asked(given, belief, window)
+        with_gradient = requires_grad(self.tables) or given.requires_grad
         if parallel is None:
-            parallel = not requires_grad(self.tables) and scan.pays(self.tables, *batch.tokens.shape)
+            parallel = not with_gradient and scan.pays(tables, *batch.tokens.shape)
         if parallel:
-            if requires_grad(self.tables):
+            if with_gradient:
                 raise ValueError(
-                    "parallel=True gives no gradient, but a table requires one: use parallel=False, or no_grad"
+                    "parallel=True gives no gradient, but a table or log_likelihoods require one: use parallel=False, or no_grad"
                 )
-            return scan.parallel_token_log_probs(self.tables, batch, belief)
-        return score(self.tables, batch, belief, window=window).token_log_probs
+            return scan.parallel_token_log_probs(tables, batch, belief)
+        return score(tables, batch, belief, window=window).token_log_probs
 
     def filter(
-        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+        self,
+        tokens: Any = None,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        log_likelihoods: Any = None,
+        window: int | None = None,
     ) -> Filtered:
         """Compute p(z_t | x_<=t) over the states that can emit x_t, and the belief after the last token.
 
@@ -293,13 +444,14 @@ class HMM:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What an earlier `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
             Probabilities, states and the belief with which the text can be continued.
 
         Raises:
-            ValueError: A token id or a length is out of range, or the result does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the result does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -310,12 +462,22 @@ class HMM:
             >>> hmm.log_prob([[2, 2]], belief=filtered.belief)  # log p(2, 2 | 0, 1)
             tensor([-2.2330])
         """
-        batch = self._batch(tokens, lengths, belief, window)
-        self._require_per_position(batch, "the filtered probabilities")
-        return filter_states(self.tables, batch, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        tables, batch, belief = self._asked(given, belief, window)
+        _require_per_position(tables, batch, "the filtered probabilities")
+        filtered = filter_states(tables, batch, belief, window)
+        if tables is not self.tables:
+            filtered = replace(filtered, belief=after_evidence(filtered.belief))
+        return given.shaped(filtered)
 
     def posterior(
-        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+        self,
+        tokens: Any = None,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        log_likelihoods: Any = None,
+        window: int | None = None,
     ) -> Posterior:
         """Compute p(z_t | x) over the states that can emit x_t (forward-backward).
 
@@ -323,13 +485,14 @@ class HMM:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
             Probabilities and states at each position.
 
         Raises:
-            ValueError: A token id or a length is out of range, or the result does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the result does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -338,15 +501,22 @@ class HMM:
                      [0.6229, 0.3771],
                      [0.2121, 0.7879]]])
         """
-        replays = self._replays_for(belief, window)
-        if replays is not None and (found := replays.posterior(tokens, lengths)) is not None:
-            return found
-        batch = self._batch(tokens, lengths, belief, window)
-        self._require_per_position(batch, "the posterior")
-        return posterior(self.tables, batch, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        replays = self._replays_for(given, belief, window)
+        if replays is not None and (found := replays.posterior(given.tokens, given.lengths)) is not None:
+            return given.shaped(found)
+        tables, batch, belief = self._asked(given, belief, window)
+        _require_per_position(tables, batch, "the posterior")
+        return given.shaped(posterior(tables, batch, belief, window))
 
     def posterior_entropy(
-        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+        self,
+        tokens: Any = None,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        log_likelihoods: Any = None,
+        window: int | None = None,
     ) -> PosteriorEntropy:
         """Compute H(z_t | x) at each position and H(z_1, ..., z_T | x) of the whole path.
 
@@ -354,6 +524,7 @@ class HMM:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
@@ -361,7 +532,7 @@ class HMM:
 
         Raises:
             ImpossibleTextError: A sequence has probability zero.
-            ValueError: A token id or a length is out of range, or the posterior does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the posterior does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -371,17 +542,19 @@ class HMM:
             >>> entropy.path
             tensor([1.5079])
         """
-        batch = self._batch(tokens, lengths, belief, window)
-        self._require_per_position(batch, "the posterior")
-        return posterior_entropy(self.tables, batch, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        tables, batch, belief = self._asked(given, belief, window)
+        _require_per_position(tables, batch, "the posterior")
+        return given.shaped(posterior_entropy(tables, batch, belief, window))
 
     def viterbi(
         self,
-        tokens: Any,
+        tokens: Any = None,
         lengths: Any = None,
         k: int = 1,
         belief: Belief | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
     ) -> Paths:
         """Find the k state paths z with the largest p(x, z).
@@ -391,6 +564,7 @@ class HMM:
             lengths: Length of each sequence (B,); None: all are T long.
             k: Number of paths, 1 to 100.
             belief: What `filter` returned for the text before. Its last state is summed out; it is no part of a path.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
@@ -411,13 +585,14 @@ class HMM:
         """
         if not is_integer(k) or not 1 <= k <= MAX_PATHS:
             raise ValueError(f"k is {k}, but it must be between 1 and {MAX_PATHS} paths")
-        replays = self._replays_for(belief, window) if k == 1 else None
-        if replays is not None and (found := replays.best_path(tokens, lengths)) is not None:
-            return found
-        batch = self._batch(tokens, lengths, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        replays = self._replays_for(given, belief, window) if k == 1 else None
+        if replays is not None and (found := replays.best_path(given.tokens, given.lengths)) is not None:
+            return given.shaped(found)
+        tables, batch, belief = self._asked(given, belief, window)
         if k == 1:
-            return viterbi(self.tables, batch, belief, window)
-        return k_best(self.tables, batch, k, belief, window)
+            return given.shaped(viterbi(tables, batch, belief, window))
+        return given.shaped(k_best(tables, batch, k, belief, window))
 
     def stream(self, num: int = 1, belief: Belief | None = None) -> Stream:
         """Start texts that are fed a few tokens at a time.
@@ -453,6 +628,7 @@ class HMM:
         *,
         num: int = 1,
         exclude: Sequence[int] = (),
+        seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> Infilled:
         """Compute p(missing tokens | the other tokens): distributions, joint samples and the best filling.
@@ -464,7 +640,8 @@ class HMM:
             belief: What `filter` returned for the text before.
             num: Number of samples of each sequence.
             exclude: Token ids that are never filled in; all results are given that.
-            generator: Random numbers of the samples; None: the global generator of PyTorch.
+            seed: Of the samples: a number, or a `torch.Generator`; None: the global generator of PyTorch.
+            generator: The older name of `seed`.
 
         Returns:
             The distribution of each missing token, `num` joint samples and the best filling of each sequence.
@@ -475,7 +652,7 @@ class HMM:
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-            >>> filled = hmm.infill([[0, 0, 2]], [[False, True, False]], num=5, generator=torch.Generator().manual_seed(0))
+            >>> filled = hmm.infill([[0, 0, 2]], [[False, True, False]], num=5, seed=0)
             >>> filled.probs
             tensor([[0.3214, 0.3553, 0.3233]])
             >>> filled.best
@@ -484,12 +661,15 @@ class HMM:
             torch.Size([1, 5, 3])
         """
         check_count("num", num, at_least=0)
-        check_generator(generator, self.tables.device)
-        batch, gaps = as_missing(tokens, missing, lengths, self.tables)
+        draws = as_generator(seed, generator, self.tables.device)
+        given, mask = read(tokens, lengths), padded("missing", missing, None)[0]
+        batch, gaps = as_missing(given.tokens, mask, given.lengths, self.tables)
         check_belief(belief, batch, self.tables)
-        return infill(self.tables, batch, gaps, num, belief, self._allowed(exclude), generator)
+        belief = None if belief is None else before_tokens(belief, self.tables)
+        filled = infill(self.tables, batch, gaps, num, belief, self._allowed(exclude), draws)
+        return without_batch(filled) if given.single else filled
 
-    def expected_counts(self, tokens: Any, lengths: Any = None) -> Counts:
+    def expected_counts(self, tokens: Any = None, lengths: Any = None, *, log_likelihoods: Any = None) -> Counts:
         """Compute how often each start, transition and emission is used, in expectation over p(z | x).
 
         These are the statistics of the E step of Baum-Welch: the gradient of log p(x) with respect to the log tables.
@@ -497,12 +677,13 @@ class HMM:
         Args:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
 
         Returns:
             The counts, summed over the batch.
 
         Raises:
-            ValueError: A token id or a length is out of range, or the transition table (Z, Z) does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the transition table (Z, Z) does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -513,9 +694,13 @@ class HMM:
             tensor([[0.9681, 0.9234],
                     [0.7175, 1.3911]])
         """
-        if self._replays is not None and (found := self._replays.expected_counts(tokens, lengths)) is not None:
+        given = read(tokens, lengths, log_likelihoods)
+        replays = self._replays_for(given, None, None)
+        if replays is not None and (found := replays.expected_counts(given.tokens, given.lengths)) is not None:
             return found
-        return expected_counts(self.tables, as_batch(tokens, lengths, self.tables))[0]
+        tables, batch, _ = self._asked(given, None, None)
+        counts = expected_counts(tables, batch)[0]
+        return counts if tables is self.tables else replace(counts, emission=counts.emission[:0])
 
     def next_token_probs(self, belief: Belief | None = None) -> Float[Tensor, "B X"]:
         """Compute p(x_t+1 | x_<=t) over the vocabulary.
@@ -537,15 +722,27 @@ class HMM:
             tensor([[0.3471, 0.3618, 0.2912]])
         """
         check_belief(belief, None, self.tables)
+        if belief is not None and bool((belief.token == NO_TOKEN).any()):
+            tables = evidence_tables(self.tables)
+            state_probs = predict.next_state_probs(tables, over_all_states(belief, self.tables))
+            return predict.emitted(self.tables, state_probs)
         return predict.next_token_probs(self.tables, belief)
 
-    def sample(self, num: int, length: int, generator: torch.Generator | None = None) -> sampling.Sample:
+    def sample(
+        self,
+        num: int,
+        length: int,
+        seed: int | torch.Generator | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> sampling.Sample:
         """Draw texts together with their states, (z, x) ~ p(z, x).
 
         Args:
             num: Number of texts, N.
             length: Tokens of each text, T.
-            generator: Random numbers; None: the global generator of PyTorch.
+            seed: A number, or a `torch.Generator`; None: the global generator of PyTorch.
+            generator: The older name of `seed`.
 
         Returns:
             States and tokens, (N, T) each.
@@ -555,7 +752,7 @@ class HMM:
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([1, 0, 0], [[0, 1, 0], [0, 0, 1], [1, 0, 0]], [[1, 0], [1, 0], [0, 1]])
-            >>> drawn = hmm.sample(1, 5, generator=torch.Generator().manual_seed(0))  # this HMM has one text only
+            >>> drawn = hmm.sample(1, 5, seed=0)  # this HMM has one text only
             >>> drawn.tokens
             tensor([[0, 0, 1, 0, 0]])
             >>> drawn.states
@@ -563,43 +760,48 @@ class HMM:
         """
         check_count("num", num)
         check_count("length", length)
-        check_generator(generator, self.tables.device)
-        return sampling.sample(self.tables, num, length, generator)
+        draws = as_generator(seed, generator, self.tables.device)
+        return sampling.sample(self.tables, num, length, draws)
 
     def sample_posterior(
         self,
-        tokens: Any,
-        num: int,
+        tokens: Any = None,
+        num: int = 1,
         lengths: Any = None,
-        generator: torch.Generator | None = None,
+        seed: int | torch.Generator | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
-    ) -> Int[Tensor, "B N T"]:
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "*B N T"]:
         """Draw state paths z ~ p(z | x).
 
         Args:
             tokens: Token ids (B, T).
             num: Number of paths of each sequence, N.
             lengths: Length of each sequence (B,); None: all are T long.
-            generator: Random numbers; None: the global generator of PyTorch.
+            seed: A number, or a `torch.Generator`; None: the global generator of PyTorch.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
+            generator: The older name of `seed`.
 
         Returns:
             State numbers (B, N, T), -1 past the length.
 
         Raises:
             ImpossibleTextError: A sequence has probability zero.
-            ValueError: A token id or a length is out of range, or `num` is below 1.
+            ValueError: A token id, a log-likelihood or a length is out of range, or `num` is below 1.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-            >>> hmm.sample_posterior([[0, 1, 2, 2]], num=3, generator=torch.Generator().manual_seed(0)).shape
+            >>> hmm.sample_posterior([[0, 1, 2, 2]], num=3, seed=0).shape
             torch.Size([1, 3, 4])
         """
         check_count("num", num)
-        check_generator(generator, self.tables.device)
-        batch = self._batch(tokens, lengths, None, window)
-        return sampling.sample_posterior(self.tables, batch, num, generator, window)
+        draws = as_generator(seed, generator, self.tables.device)
+        given = read(tokens, lengths, log_likelihoods)
+        tables, batch, _ = self._asked(given, None, window)
+        return given.shaped(sampling.sample_posterior(tables, batch, num, draws, window))
 
     def fit(
         self,
@@ -611,6 +813,7 @@ class HMM:
         tolerance: float = 1e-4,
         batch_size: int | None = None,
         learning_rate: float | None = None,
+        seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> Fit:
         """Fit an HMM to sequences of token ids, starting from the parameters of this one.
@@ -626,7 +829,8 @@ class HMM:
             tolerance: Smallest rise of log p per token, in nats, with which fitting goes on.
             batch_size: Sequences of a mini-batch of `em`; None: one update for each pass.
             learning_rate: The rate of mini-batch `em` (None: 0.1) or of `adam` (None: 0.05).
-            generator: Order of the mini-batches; None: the global generator of PyTorch.
+            seed: Order of the mini-batches: a number, or a `torch.Generator`; None: the global generator of PyTorch.
+            generator: The older name of `seed`.
 
         Returns:
             The fitted HMM and log p in each iteration. This HMM is unchanged.
@@ -644,7 +848,7 @@ class HMM:
         data = as_sequences(sequences, lengths, self.tables)
         check_count("iterations", iterations)
         check_number("tolerance", tolerance)
-        check_generator(generator, torch.device("cpu"))
+        order = as_generator(seed, generator, torch.device("cpu"))
         if learning_rate is not None:
             check_number("learning_rate", learning_rate)
         if method == "em" and batch_size is None:
@@ -654,7 +858,7 @@ class HMM:
             rate = 0.1 if learning_rate is None else learning_rate
             if not 0 < rate <= 1:
                 raise ValueError(f"learning_rate is {rate}, but mini-batch Baum-Welch needs one in (0, 1]")
-            steps = fit.minibatch_em_steps(self.tables, data, batch_size or len(data), rate, generator)
+            steps = fit.minibatch_em_steps(self.tables, data, batch_size or len(data), rate, order)
         elif method == "adam":
             steps = fit.adam_steps(self.tables, data, 0.05 if learning_rate is None else learning_rate)
         else:
@@ -704,22 +908,22 @@ class HMM:
 
         return Replays(self.tables)
 
-    def _replays_for(self, belief: Belief | None, window: int | None) -> Replays | None:
-        """Graphs know neither beliefs nor windows."""
-        return self._replays if belief is None and window is None else None
+    def _replays_for(self, given: Given, belief: Belief | None, window: int | None) -> Replays | None:
+        """Graphs know neither beliefs nor windows nor log-likelihoods."""
+        return self._replays if given.log_likelihoods is None and belief is None and window is None else None
 
-    def _batch(self, tokens: Any, lengths: Any, belief: Belief | None, window: int | None) -> Batch:
-        batch = as_batch(tokens, lengths, self.tables)
-        check_belief(belief, batch, self.tables)
+    def _asked(self, given: Given, belief: Belief | None, window: int | None) -> tuple[Tables, Batch, Belief | None]:
+        """The tables that answer (other than this HMM's for log-likelihoods), the checked batch and its belief."""
         check_window(window)
-        return batch
+        return given.on(self.tables, belief)
 
-    def _require_per_position(self, batch: Batch, what: str) -> None:
-        size, num_positions = batch.tokens.shape
-        states = self.tables.support.states_per_word
-        require_memory(
-            size * num_positions * states * self.tables.log_emission.element_size(),
-            f"{what} of {size} x {num_positions} tokens over {states} states each",
-            "ask for fewer tokens at a time and carry the belief on",
-            self.tables.device,
-        )
+
+def _require_per_position(tables: Tables, batch: Batch, what: str) -> None:
+    size, num_positions = batch.tokens.shape
+    states = tables.support.states_per_word
+    require_memory(
+        size * num_positions * states * tables.log_emission.element_size(),
+        f"{what} of {size} x {num_positions} tokens over {states} states each",
+        "ask for fewer tokens at a time and carry the belief on",
+        tables.device,
+    )

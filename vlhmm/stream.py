@@ -12,10 +12,12 @@ from torch import Tensor
 
 from vlhmm.arguments import check_count
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.evidence import before_tokens
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.predict import next_token_probs
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
+from vlhmm.sequences import padded
 from vlhmm.tables import Belief, Tables
 from vlhmm.validate import as_batch, as_integers, check_belief
 
@@ -64,6 +66,8 @@ class Stream:
     def __init__(self, tables: Tables, num: int = 1, belief: Belief | None = None) -> None:
         check_count("num", num)
         check_belief(belief, None, tables)
+        if belief is not None:
+            belief = before_tokens(belief, tables)
         if belief is not None and belief.token.shape[0] == 1:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
         if belief is not None and belief.token.shape[0] != num:
@@ -106,7 +110,7 @@ class Stream:
         """Feed tokens and return log p(token | everything fed before).
 
         Args:
-            tokens: Token ids (N, T), or (T,) for a single stream.
+            tokens: Token ids (N, T), (T,) for a single stream, or a list of sequences of different lengths, also of none.
             lengths: How many tokens of its row each stream reads (N,); 0: none. None: all T.
 
         Returns:
@@ -124,9 +128,8 @@ class Stream:
             >>> stream.num_tokens
             tensor([2, 1])
         """
-        ids = as_integers(tokens, "tokens", self._tables.device)
-        if self.num == 1 and ids.ndim == 1:
-            ids = ids[None]
+        rows, lengths, single = padded("tokens", tokens, lengths, empty=True)
+        ids = as_integers(tokens if single and self.num > 1 else rows, "tokens", self._tables.device)
         if ids.ndim == 2 and ids.shape[0] != self.num:
             raise ValueError(f"tokens has {ids.shape[0]} rows, but there are {self.num} streams: give each a row")
         if lengths is None:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.arguments import as_device, as_tensor, check_count, check_tensor, is_integer
+from vlhmm.inference.evidence import NO_TOKEN
 from vlhmm.inference.gather import Batch
 from vlhmm.precision import Precision
 from vlhmm.records import named_tensors, named_values
@@ -64,6 +65,22 @@ def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
         )
     # Kernels read them as they lie in memory.
     return Batch(within.contiguous().to(tables.device), counts.contiguous().to(tables.device))
+
+
+def as_lengths(lengths: Any, size: int, num_positions: int, device: torch.device) -> Int[Tensor, " B"]:
+    """Checked lengths of `size` sequences; None: all have `num_positions`."""
+    if lengths is None:
+        return torch.full((size,), num_positions, device=device)
+    counts = as_integers(lengths, "lengths", device)
+    if counts.shape != (size,):
+        raise ValueError(f"lengths has shape {tuple(counts.shape)}, but one length a sequence is needed: ({size},)")
+    bad = (counts < 1) | (counts > num_positions)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"lengths[{row}] is {int(counts[row])}, but it must be between 1 and T = {num_positions}: leave out empty sequences, pad longer ones"
+        )
+    return counts
 
 
 def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple[Batch, Bool[Tensor, "B T"]]:
@@ -137,13 +154,15 @@ def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> 
             "carry the belief of the same model, or convert it with .to()"
         )
     size = belief.token.shape[0] if batch is None else batch.tokens.shape[0]
-    expected = (size, tables.support.states_per_word)
+    # After log-likelihoods, where there is no token, every state is possible.
+    soft = belief.token == NO_TOKEN
+    expected = (size, tables.num_states if bool(soft.any()) else tables.support.states_per_word)
     if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != size:
         raise ValueError(
             f"the belief speaks of {tuple(belief.log_probs.shape)} (sequences, states), but tokens and tables need {expected}: "
             "carry the belief of the same sequences and the same model"
         )
-    bad = (belief.token < 0) | (belief.token >= tables.num_words)
+    bad = ((belief.token < 0) & ~soft) | (belief.token >= tables.num_words)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         raise ValueError(

@@ -29,9 +29,9 @@ class PosteriorEntropy:
         True
     """
 
-    position: Float[Tensor, "B T"]
+    position: Float[Tensor, "*B T"]
     """H(z_t | x) in nats, 0 past the length."""
-    path: Float[Tensor, " B"]
+    path: Float[Tensor, " *B"]
     """H(z_1, ..., z_T | x) in nats: at most the sum over positions."""
 
 

@@ -67,7 +67,7 @@ class Sample:
 
     Example:
         >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-        >>> drawn = hmm.sample(3, 4, generator=torch.Generator().manual_seed(0))
+        >>> drawn = hmm.sample(3, 4, seed=0)
         >>> drawn.tokens.shape, drawn.states.shape
         (torch.Size([3, 4]), torch.Size([3, 4]))
     """

@@ -113,9 +113,9 @@ class Filtered:
         (tensor([0.2121, 0.7879]), tensor([0.2121, 0.7879]))
     """
 
-    probs: Float[Tensor, "B T K"]
+    probs: Float[Tensor, "*B T K"]
     """p(z_t | x_<=t) over `states`, 0 past the length."""
-    states: Int[Tensor, "B T K"]
+    states: Int[Tensor, "*B T K"]
     """The states that can emit x_t."""
     belief: Belief
     """What is known after the last token: the `belief` with which a query continues the text."""

@@ -30,9 +30,9 @@ class Paths:
                 [-3.0366]])
     """
 
-    states: Int[Tensor, "B k T"]
+    states: Int[Tensor, "*B k T"]
     """State numbers, best path first; -1 past the length, and everywhere in a path that does not exist."""
-    log_prob: Float[Tensor, "B k"]
+    log_prob: Float[Tensor, "*B k"]
     """log p(x, z), given the text before if there was a belief; -inf where a sequence has fewer than k paths."""
 
 
