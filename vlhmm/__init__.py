@@ -36,6 +36,7 @@ from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel, load
 from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
 from vlhmm.precision import Numerics
+from vlhmm.selection import select_num_states
 from vlhmm.training.gradient import train
 from vlhmm.training.settings import TrainSettings
 
@@ -67,6 +68,7 @@ __all__ = [
     "neural_hmm",
     "regex",
     "scalar_hmm",
+    "select_num_states",
     "starts_with",
     "train",
     "words",

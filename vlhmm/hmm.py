@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.arguments import as_device, as_generator, check_count, check_number, is_integer
-from vlhmm.inference import fit, predict, sampling, scan
+from vlhmm.fitting import Fit, FitSettings, as_data, check_fixed, fit_tables, fixed_of, free_parameters, num_parameters
+from vlhmm.inference import predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
 from vlhmm.inference.evidence import NO_TOKEN, after_evidence, before_tokens, evidence_tables, over_all_states
 from vlhmm.inference.gather import Batch
@@ -37,7 +37,6 @@ from vlhmm.tables import Belief, Tables
 from vlhmm.transitions import TableTransition
 from vlhmm.validate import (
     as_missing,
-    as_sequences,
     check_belief,
     check_distributions,
     check_dtype,
@@ -50,25 +49,6 @@ if TYPE_CHECKING:
 
 MAX_PATHS = 100
 """The largest k of `viterbi`."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The result of `HMM.fit`: the fitted HMM and its log-likelihoods.
-
-    Example:
-        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-        >>> fitted = hmm.fit([[0, 1, 2, 2], [2, 0]], iterations=3)
-        >>> fitted.hmm
-        HMM(2 states, 3 words, torch.float32, cpu)
-        >>> [round(log_prob, 3) for log_prob in fitted.log_probs]
-        [-6.778, -6.044, -6.028]
-    """
-
-    hmm: HMM
-    """The fitted HMM."""
-    log_probs: list[float]
-    """log p of all sequences in each iteration, before its update (for mini-batches and adam: as seen during the pass)."""
 
 
 class HMM:
@@ -297,6 +277,11 @@ class HMM:
     def emission(self) -> Float[Tensor, "Z X"]:
         """p(x | z) in row z, 0 for words that a state cannot emit, made anew each time; refused where it does not fit in memory."""
         return emission_probs(self.tables)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of free parameters: of each stored distribution its outcomes that are not 0, less one; of features all."""
+        return num_parameters(self.tables)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> HMM:
         """Return a copy on another device or in another dtype.
@@ -813,6 +798,11 @@ class HMM:
         tolerance: float = 1e-4,
         batch_size: int | None = None,
         learning_rate: float | None = None,
+        states: Any = None,
+        params: str = "ste",
+        fixed: Mapping[str, Any] | None = None,
+        pseudocount: float = 0.0,
+        restarts: int = 0,
         seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> Fit:
@@ -822,55 +812,56 @@ class HMM:
         gradient ascent on log p(x). Fitting ends after `iterations`, or as soon as log p per token rises by less than `tolerance`.
 
         Args:
-            sequences: A list of sequences of token ids, or an array (B, T).
+            sequences: A list of sequences of token ids, an array (B, T), or one sequence (T,).
             method: "em" or "adam".
             lengths: Length of each sequence (B,), for an array; None: all are T long.
             iterations: Passes over all sequences, at most.
             tolerance: Smallest rise of log p per token, in nats, with which fitting goes on.
             batch_size: Sequences of a mini-batch of `em`; None: one update for each pass.
             learning_rate: The rate of mini-batch `em` (None: 0.1) or of `adam` (None: 0.05).
-            seed: Order of the mini-batches: a number, or a `torch.Generator`; None: the global generator of PyTorch.
+            states: What is known of the states: shaped as the sequences, -1 where a state is unknown. Then p(x) stands for the
+                probability of the tokens together with the known states.
+            params: What is fitted, as in hmmlearn: letters of s (start), t (transition), e (emission).
+            fixed: Single probabilities that stay exactly as they are: masks by the names start (Z,), transition (Z, Z) and emission
+                (Z, X), True where fixed. The others of a row share what these leave. Probabilities of 0 always stay 0.
+            pseudocount: Added by `em` to each count, so that no probability vanishes: a Dirichlet prior of concentration 1 + this.
+            restarts: Further fits from random parameters, of which, with the first, the one of largest log p is returned.
+            seed: Of mini-batches and restarts: a number, or a `torch.Generator`; None: the global generator of PyTorch.
             generator: The older name of `seed`.
 
         Returns:
-            The fitted HMM and log p in each iteration. This HMM is unchanged.
+            The fitted HMM, log p in each iteration, and criteria to compare fits by. This HMM is unchanged.
 
         Raises:
             ImpossibleTextError: A sequence has probability zero under the current parameters.
-            ValueError: A token id or a setting is out of range.
+            ValueError: A token id, a state or a setting is out of range, or a known state cannot emit its token.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
             >>> fitted = hmm.fit([[0, 1, 2, 2], [2, 0]], iterations=20)
             >>> bool(fitted.hmm.log_prob([[0, 1, 2, 2]]) > hmm.log_prob([[0, 1, 2, 2]]))
             True
+            >>> labelled = hmm.fit([[0, 1, 2, 2], [2, 0]], states=[[0, -1, -1, 1], [1, -1]], params="te")
+            >>> torch.equal(labelled.hmm.start, hmm.start)
+            True
         """
-        data = as_sequences(sequences, lengths, self.tables)
-        check_count("iterations", iterations)
-        check_number("tolerance", tolerance)
+        settings = FitSettings(method, iterations, tolerance, batch_size, learning_rate, pseudocount, restarts)
+        settings.check()
         order = as_generator(seed, generator, torch.device("cpu"))
-        if learning_rate is not None:
-            check_number("learning_rate", learning_rate)
-        if method == "em" and batch_size is None:
-            steps = fit.em_steps(self.tables, data)
-        elif method == "em":
-            check_count("batch_size", batch_size)
-            rate = 0.1 if learning_rate is None else learning_rate
-            if not 0 < rate <= 1:
-                raise ValueError(f"learning_rate is {rate}, but mini-batch Baum-Welch needs one in (0, 1]")
-            steps = fit.minibatch_em_steps(self.tables, data, batch_size or len(data), rate, order)
-        elif method == "adam":
-            steps = fit.adam_steps(self.tables, data, 0.05 if learning_rate is None else learning_rate)
-        else:
-            raise ValueError(f"method is {method!r}, but it must be 'em' or 'adam'")
-        num_tokens = sum(len(sequence) for sequence in data)
-        tables, log_probs = self.tables, list[float]()
-        for step_tables, log_prob in islice(steps, iterations):
-            tables = step_tables
-            log_probs.append(log_prob)
-            if len(log_probs) > 1 and (log_probs[-1] - log_probs[-2]) / num_tokens < tolerance:
-                break
-        return Fit(HMM(tables, graphs=self._graphs), log_probs)
+        masks = check_fixed(self.tables, params, fixed)
+        data = as_data(sequences, lengths, states, self.tables)
+        restricted = bool(masks) or settings.pseudocount > 0
+        fixed_entries = fixed_of(self.tables, masks)
+        run, of_restarts = fit_tables(self.tables, data, settings, fixed_entries if restricted else None, order)
+        return Fit(
+            HMM(run.tables, graphs=self._graphs),
+            run.log_probs,
+            run.log_prob,
+            run.converged,
+            free_parameters(self.tables, fixed_entries),
+            data.num_tokens,
+            of_restarts,
+        )
 
     def with_reset_token(self, reset_token: int | None) -> HMM:
         """Return the same tables with another reset token.

@@ -72,7 +72,8 @@ def _tables(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tables:
     record = TRANSITIONS[about["transition"]]
     parts = {field.name: tensors[f"transition.{field.name}"] for field in fields(record)}
     support = Support(
-        *(tensors[f"support.{name}"] for name in OF_SUPPORT),
+        tensors["support.group_of_word"],
+        tensors["support.states_of_group"],
         num_states=int(about["num_states"]),
         partition=bool(about["partition"]),
     )

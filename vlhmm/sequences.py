@@ -111,11 +111,10 @@ def _pad(name: str, rows: list[Tensor], lengths: Any, axes: int, empty: bool) ->
         raise ValueError(
             f"lengths is given, but {name} is a list of sequences of different lengths, which have their own: leave lengths out"
         )
-    if axes == 0:
-        # An empty list is read as one of floats.
-        rows = [
-            as_integers(row, f"{name}[{number}]") if row.shape[0] else row.long() for number, row in enumerate(rows)
-        ]
+    # An empty list is read as one of floats.
+    rows = [row if row.shape[0] else row.long() for row in rows]
+    if axes == 0 and rows[0].dtype != torch.bool:
+        rows = [as_integers(row, f"{name}[{number}]") for number, row in enumerate(rows)]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), found if ragged else lengths
 
 

@@ -17,6 +17,7 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.predict import next_token_probs
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
+from vlhmm.records import shown
 from vlhmm.sequences import padded
 from vlhmm.tables import Belief, Tables
 from vlhmm.validate import as_batch, as_integers, check_belief
@@ -39,6 +40,8 @@ class NextTokens:
     """Token ids, most likely first."""
     probs: Float[Tensor, "N top"]
     """p(token | everything fed to the stream)."""
+
+    __repr__ = shown
 
 
 class Stream:

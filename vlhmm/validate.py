@@ -28,7 +28,15 @@ def as_integers(values: Any, name: str, device: torch.device | None = None) -> I
     return integers
 
 
-def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
+@dataclass(frozen=True)
+class Vocabulary:
+    """What token ids are checked against where there are no tables yet."""
+
+    num_words: int
+    device: torch.device
+
+
+def as_batch(tokens: Any, lengths: Any, tables: Tables | Vocabulary) -> Batch:
     """Checked tokens (B, T) and lengths; ids past a length are set to 0.
 
     They are checked where they are, so that a GPU is not waited for on account of what comes from the CPU; of what is on the
@@ -103,10 +111,14 @@ def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple
     return batch, mask
 
 
-def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tensor, " T"]]:
+def as_sequences(sequences: Any, lengths: Any, tables: Tables | Vocabulary) -> list[Int[Tensor, " T"]]:
     """Sequences of any lengths as a list of checked 1-D tensors."""
     if isinstance(sequences, Sequence) and not len(sequences):
         raise ValueError("0 sequences given, at least 1 is needed")
+    if isinstance(sequences, Sequence) and is_integer(sequences[0]):
+        sequences = as_integers(sequences, "sequences")
+    if getattr(sequences, "ndim", 2) == 1 and lengths is None:
+        sequences = sequences[None]
     ragged = (
         isinstance(sequences, Sequence) and lengths is None and len(sequences) > 0 and not isinstance(sequences, str)
     )

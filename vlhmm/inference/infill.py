@@ -25,6 +25,7 @@ from vlhmm.inference.moves import BLOCK_BYTES, ENDED, MISSING, Block, Moves, max
 from vlhmm.inference.sampling import StateWords, draw, require_drawn
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
 
@@ -60,6 +61,8 @@ class Infilled:
     state paths, would need a search that grows exponentially)."""
     best_log_prob: Float[Tensor, " *B"]
     """log p(the best filling | the rest), over all its state paths."""
+
+    __repr__ = shown
 
 
 @dataclass(frozen=True)

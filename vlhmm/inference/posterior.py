@@ -13,6 +13,7 @@ from vlhmm.inference.gather import Batch, default_window, window_factors, window
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import recursion
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 from vlhmm.transitions import TableTransition
 
@@ -34,6 +35,8 @@ class Posterior:
     """The states that can emit x_t."""
     num_states: int
     """Number of states of the HMM, Z."""
+
+    __repr__ = shown
 
     def dense(self) -> Float[Tensor, "*B T Z"]:
         """Spread p(z_t | x) over all Z states.
@@ -119,6 +122,8 @@ class Counts:
     """How often each source state (row) is followed by each target state."""
     emission: Float[Tensor, "X K"]
     """How often each word is emitted by each of the K states that can emit it; no rows after log-likelihoods, which have no words."""
+
+    __repr__ = shown
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.start + other.start, self.transition + other.transition, self.emission + other.emission)

@@ -12,6 +12,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
 from vlhmm.memory import available_bytes, require_memory
 from vlhmm.ops.recursion import filtered
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
 
@@ -76,6 +77,8 @@ class Sample:
     """State numbers."""
     tokens: Int[Tensor, "N T"]
     """Token ids."""
+
+    __repr__ = shown
 
 
 @torch.no_grad()
