@@ -362,14 +362,16 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"X has {X[np.round(X) != X][0]}, but symbols are integers: sklearn.preprocessing.OrdinalEncoder makes them of others"
             )
-        X = X.astype(np.int64)
-        if X.min() < 0:
+        symbols: Array = X.astype(np.int64)
+        if symbols.min() < 0:
             raise ValueError(
-                f"Negative values in data passed to {type(self).__name__}: X has {X.min()}, but symbols are 0, 1, ..."
+                f"Negative values in data passed to {type(self).__name__}: X has {symbols.min()}, but symbols are 0, 1, ..."
             )
-        if self.n_features is not None and not reset and X.max() >= self.n_features:
-            raise ValueError(f"X has symbol {X.max()}, but the model has {self.n_features}: 0 to {self.n_features - 1}")
-        return X
+        if self.n_features is not None and not reset and symbols.max() >= self.n_features:
+            raise ValueError(
+                f"X has symbol {symbols.max()}, but the model has {self.n_features}: 0 to {self.n_features - 1}"
+            )
+        return symbols
 
     def _asked(self, X: Any, lengths: Any, y: Any = None) -> tuple[Array, Array]:
         check_is_fitted(self, "startprob_")
