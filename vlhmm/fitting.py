@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool
@@ -30,58 +30,8 @@ from vlhmm.tables import Tables
 from vlhmm.transitions import TableTransition
 from vlhmm.validate import as_integers, as_sequences
 
-if TYPE_CHECKING:
-    from vlhmm.hmm import HMM
-
 PARAMS = {"s": "start", "t": "transition", "e": "emission"}
 """The letters of `params`, as hmmlearn has them."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The result of `HMM.fit`: the fitted HMM, its log-likelihoods and what model selection asks for.
-
-    Example:
-        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-        >>> fitted = hmm.fit([[0, 1, 2, 2], [2, 0]], iterations=3)
-        >>> fitted.hmm
-        HMM(2 states, 3 words, torch.float32, cpu)
-        >>> [round(log_prob, 3) for log_prob in fitted.log_probs]
-        [-6.778, -6.044, -6.028]
-        >>> fitted.converged, fitted.num_parameters, round(fitted.aic, 1), round(fitted.bic, 1)
-        (False, 7, 26.0, 24.6)
-    """
-
-    hmm: HMM
-    """The fitted HMM."""
-    log_probs: list[float]
-    """log p of all sequences in each iteration, before its update (for mini-batches and adam: as seen during the pass)."""
-    log_prob: float
-    """log p of all sequences, and of what was known of their states, under the fitted HMM."""
-    converged: bool
-    """Whether fitting ended because log p rose by less than the tolerance."""
-    num_parameters: int
-    """Free parameters that were fitted: of each distribution its outcomes that are neither 0 nor fixed, less one."""
-    num_tokens: int
-    """Number of tokens in all sequences."""
-    restart_log_probs: tuple[float, ...] = ()
-    """`log_prob` of each restart; the first is that from the parameters of the HMM itself. Empty without restarts."""
-
-    def __repr__(self) -> str:
-        return (
-            f"Fit({self.hmm!r}, log_prob={self.log_prob:.6g}, iterations={len(self.log_probs)}, "
-            f"converged={self.converged}, num_parameters={self.num_parameters:,})"
-        )
-
-    @property
-    def aic(self) -> float:
-        """Akaike's criterion, 2 num_parameters - 2 log p: smaller is better."""
-        return 2 * self.num_parameters - 2 * self.log_prob
-
-    @property
-    def bic(self) -> float:
-        """The Bayesian criterion, num_parameters log(num_tokens) - 2 log p: smaller is better."""
-        return self.num_parameters * math.log(self.num_tokens) - 2 * self.log_prob
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.arguments import as_device, as_generator, check_count, check_number, is_integer
-from vlhmm.fitting import Fit, FitSettings, as_data, check_fixed, fit_tables, fixed_of, free_parameters, num_parameters
+from vlhmm.fitting import FitSettings, as_data, check_fixed, fit_tables, fixed_of, free_parameters, num_parameters
 from vlhmm.inference import predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
 from vlhmm.inference.evidence import NO_TOKEN, after_evidence, before_tokens, evidence_tables, over_all_states
@@ -26,11 +26,10 @@ from vlhmm.inference.posterior import Counts, Posterior, expected_counts, poster
 from vlhmm.inference.predict import emission_probs, transition_probs
 from vlhmm.inference.score import Filtered, filter_states, score
 from vlhmm.inference.viterbi import Paths, viterbi
-from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import kernels_run
 from vlhmm.precision import Precision
 from vlhmm.records import convert, requires_grad
-from vlhmm.sequences import Given, padded, read
+from vlhmm.sequences import Given, padded, read, require_per_position
 from vlhmm.stream import Stream
 from vlhmm.support import dense_support
 from vlhmm.tables import Belief, Tables
@@ -49,6 +48,53 @@ if TYPE_CHECKING:
 
 MAX_PATHS = 100
 """The largest k of `viterbi`."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The result of `HMM.fit`: the fitted HMM, its log-likelihoods and what model selection asks for.
+
+    Example:
+        >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
+        >>> fitted = hmm.fit([[0, 1, 2, 2], [2, 0]], iterations=3)
+        >>> fitted.hmm
+        HMM(2 states, 3 words, torch.float32, cpu)
+        >>> [round(log_prob, 3) for log_prob in fitted.log_probs]
+        [-6.778, -6.044, -6.028]
+        >>> fitted.converged, fitted.num_parameters, round(fitted.aic, 1), round(fitted.bic, 1)
+        (False, 7, 26.0, 24.6)
+    """
+
+    hmm: HMM
+    """The fitted HMM."""
+    log_probs: list[float]
+    """log p of all sequences in each iteration, before its update (for mini-batches and adam: as seen during the pass)."""
+    log_prob: float
+    """log p of all sequences, and of what was known of their states, under the fitted HMM."""
+    converged: bool
+    """Whether fitting ended because log p rose by less than the tolerance."""
+    num_parameters: int
+    """Free parameters that were fitted: of each distribution its outcomes that are neither 0 nor fixed, less one."""
+    num_tokens: int
+    """Number of tokens in all sequences."""
+    restart_log_probs: tuple[float, ...] = ()
+    """`log_prob` of each restart; the first is that from the parameters of the HMM itself. Empty without restarts."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Fit({self.hmm!r}, log_prob={self.log_prob:.6g}, iterations={len(self.log_probs)}, "
+            f"converged={self.converged}, num_parameters={self.num_parameters:,})"
+        )
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion, 2 num_parameters - 2 log p: smaller is better."""
+        return 2 * self.num_parameters - 2 * self.log_prob
+
+    @property
+    def bic(self) -> float:
+        """The Bayesian criterion, num_parameters log(num_tokens) - 2 log p: smaller is better."""
+        return self.num_parameters * math.log(self.num_tokens) - 2 * self.log_prob
 
 
 class HMM:
@@ -180,24 +226,10 @@ class HMM:
         check_count("num_states", num_states)
         check_count("num_words", num_words)
         check_number("concentration", concentration)
-        if not 0 < concentration < float("inf"):
-            raise ValueError(f"concentration is {concentration}, but must be above 0 and finite")
         if seed is None:
             raise ValueError("seed is None, but an integer or a torch.Generator is needed")
         drawn = as_generator(seed, None, torch.device("cpu"))
-        # Drawn, checked and turned to logs in float64.
-        require_memory(
-            4 * 8 * num_states * (num_states + num_words),
-            f"a random HMM of {num_states:,} states and {num_words:,} words",
-            "use fewer states; models of many states store factors: see vlhmm.neural_hmm",
-            torch.device("cpu"),
-        )
-        # NumPy draws from Dirichlet distributions of any concentration without underflow of whole rows.
-        numbers = np.random.default_rng(int(torch.randint(1 << 62, (), generator=drawn)))
-        start, transition, emission = (
-            numbers.dirichlet(np.full(width, float(concentration)), size)
-            for size, width in ((None, num_states), (num_states, num_states), (num_states, num_words))
-        )
+        start, transition, emission = sampling.dirichlet_tables(num_states, num_words, concentration, drawn)
         return cls.from_probabilities(
             start,
             transition,
@@ -449,7 +481,7 @@ class HMM:
         """
         given = read(tokens, lengths, log_likelihoods)
         tables, batch, belief = self._asked(given, belief, window)
-        _require_per_position(tables, batch, "the filtered probabilities")
+        require_per_position(tables, batch, "the filtered probabilities")
         filtered = filter_states(tables, batch, belief, window)
         if tables is not self.tables:
             filtered = replace(filtered, belief=after_evidence(filtered.belief))
@@ -491,7 +523,7 @@ class HMM:
         if replays is not None and (found := replays.posterior(given.tokens, given.lengths)) is not None:
             return given.shaped(found)
         tables, batch, belief = self._asked(given, belief, window)
-        _require_per_position(tables, batch, "the posterior")
+        require_per_position(tables, batch, "the posterior")
         return given.shaped(posterior(tables, batch, belief, window))
 
     def posterior_entropy(
@@ -529,7 +561,7 @@ class HMM:
         """
         given = read(tokens, lengths, log_likelihoods)
         tables, batch, belief = self._asked(given, belief, window)
-        _require_per_position(tables, batch, "the posterior")
+        require_per_position(tables, batch, "the posterior")
         return given.shaped(posterior_entropy(tables, batch, belief, window))
 
     def viterbi(
@@ -907,14 +939,3 @@ class HMM:
         """The tables that answer (other than this HMM's for log-likelihoods), the checked batch and its belief."""
         check_window(window)
         return given.on(self.tables, belief)
-
-
-def _require_per_position(tables: Tables, batch: Batch, what: str) -> None:
-    size, num_positions = batch.tokens.shape
-    states = tables.support.states_per_word
-    require_memory(
-        size * num_positions * states * tables.log_emission.element_size(),
-        f"{what} of {size} x {num_positions} tokens over {states} states each",
-        "ask for fewer tokens at a time and carry the belief on",
-        tables.device,
-    )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from vlhmm.arguments import as_generator, check_count
-from vlhmm.fitting import Fit
-from vlhmm.hmm import HMM
+from vlhmm.hmm import HMM, Fit
 from vlhmm.validate import Vocabulary, as_sequences
 
 MAX_WORDS = 1 << 31

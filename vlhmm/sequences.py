@@ -13,6 +13,7 @@ from torch import Tensor
 from vlhmm.arguments import as_tensor, is_integer
 from vlhmm.inference.evidence import before_tokens, evidence_batch, evidence_tables, over_all_states
 from vlhmm.inference.gather import Batch
+from vlhmm.memory import require_memory
 from vlhmm.tables import Belief, Tables
 from vlhmm.validate import as_batch, as_integers, as_lengths, check_belief
 
@@ -159,3 +160,14 @@ def _first(answer: Any) -> Any:
     if isinstance(answer, Belief) or not is_dataclass(answer) or isinstance(answer, type):
         return answer
     return replace(answer, **{field.name: _first(getattr(answer, field.name)) for field in fields(answer)})
+
+
+def require_per_position(tables: Tables, batch: Batch, what: str) -> None:
+    size, num_positions = batch.tokens.shape
+    states = tables.support.states_per_word
+    require_memory(
+        size * num_positions * states * tables.log_emission.element_size(),
+        f"{what} of {size} x {num_positions} tokens over {states} states each",
+        "ask for fewer tokens at a time and carry the belief on",
+        tables.device,
+    )

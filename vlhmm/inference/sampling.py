@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.inference.errors import raise_impossible
@@ -60,6 +63,26 @@ def require_drawn(num: int, bytes_each: int, what: str, device: torch.device, fi
     fit = (available_bytes(device) - fixed) // bytes_each
     remedy = f"draw at most {fit:,} at a time" if fit > 0 else "draw shorter texts, or use a smaller model"
     require_memory(fixed + num * bytes_each, what, remedy, device)
+
+
+def dirichlet_tables(
+    num_states: int, num_words: int, concentration: float, generator: torch.Generator | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Start (Z,), transition (Z, Z) and emission (Z, X), each row from a symmetric Dirichlet distribution."""
+    if not 0 < concentration < math.inf:
+        raise ValueError(f"concentration is {concentration}, but must be above 0 and finite")
+    # Drawn, checked and turned to logs in float64.
+    require_memory(
+        4 * 8 * num_states * (num_states + num_words),
+        f"a random HMM of {num_states:,} states and {num_words:,} words",
+        "use fewer states; models of many states store factors: see vlhmm.neural_hmm",
+        torch.device("cpu"),
+    )
+    # NumPy draws from Dirichlet distributions of any concentration without underflow of whole rows.
+    random = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
+    start = random.dirichlet(np.full(num_states, float(concentration)))
+    transition = random.dirichlet(np.full(num_states, float(concentration)), num_states)
+    return start, transition, random.dirichlet(np.full(num_words, float(concentration)), num_states)
 
 
 @dataclass(frozen=True)
