@@ -134,3 +134,10 @@ def test_records_are_shown_on_one_short_line():
         "Paths(states=[[[0, 0]]], log_prob=[[-1.674]])"
     )
     assert "transition=<float32 (40, 40)>" in repr(hmm.expected_counts([0, 1]))
+
+
+def test_blocks_and_guides_are_shown_by_their_sizes():
+    assert repr(vlhmm.Blocks(np.zeros(2000, np.int64), 1)) == "Blocks(2,000 words, 1 blocks)"
+    wanted = vlhmm.length(2, 3)
+    guide = vlhmm.Guide(vlhmm.HMM.random(2, 3), wanted, max_new_tokens=4, tokenizer=["a", "b", "c"], eos_token_id=2)
+    assert repr(guide) == f"Guide({wanted!r}; HMM of 2 states, 3 words)"

@@ -80,6 +80,10 @@ def test_streams_take_ragged_lists():
     fed = stream.feed([[0, 1], [], [2]])
     assert torch.equal(fed, other.feed([[0, 1], [0, 0], [2, 0]], lengths=[2, 0, 1]))
     assert stream.num_tokens.tolist() == [2, 0, 1]
+    assert repr(stream) == "Stream(3 texts, 3 tokens fed, 3 states, 4 words)"
+    refused(lambda: stream.feed([[0, 1], [], [2]], lengths=[2, 0, 1]), "lengths", "different lengths")
+    one = HMM.stream()
+    assert torch.equal(one.feed([0, 1, 2], lengths=[2])[0, :2], HMM.token_log_probs([0, 1]))
 
 
 def test_bad_sequences_are_refused():

@@ -93,6 +93,12 @@ class Stream:
         self._log_prob = torch.zeros(num, dtype=torch.float64, device=tables.device)
         self._num_tokens = torch.zeros(num, dtype=torch.int64, device=tables.device)
 
+    def __repr__(self) -> str:
+        fed = f"{int(self._num_tokens.sum()):,} tokens fed"
+        return (
+            f"Stream({self.num:,} texts, {fed}, {self._tables.num_states:,} states, {self._tables.num_words:,} words)"
+        )
+
     @property
     def num(self) -> int:
         """Number of streams, N."""
@@ -131,7 +137,12 @@ class Stream:
             >>> stream.num_tokens
             tensor([2, 1])
         """
-        rows, lengths, single = padded("tokens", tokens, lengths, empty=True)
+        rows, own_lengths, single = padded("tokens", tokens, None, empty=True)
+        if own_lengths is not None and lengths is not None:
+            raise ValueError(
+                "lengths is given, but tokens is a list of sequences of different lengths: leave lengths out"
+            )
+        lengths = own_lengths if lengths is None else lengths
         ids = as_integers(tokens if single and self.num > 1 else rows, "tokens", self._tables.device)
         if ids.ndim == 2 and ids.shape[0] != self.num:
             raise ValueError(f"tokens has {ids.shape[0]} rows, but there are {self.num} streams: give each a row")
