@@ -10,6 +10,7 @@ from oracle import Kind, dense_oracle, random_hmm
 from test_hmm_bad_input import refused
 
 import vlhmm
+from vlhmm.control.token_texts import TokenTexts
 from vlhmm.records import named_tensors
 from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
 
@@ -138,6 +139,6 @@ def test_records_are_shown_on_one_short_line():
 
 def test_blocks_and_guides_are_shown_by_their_sizes():
     assert repr(vlhmm.Blocks(np.zeros(2000, np.int64), 1)) == "Blocks(2,000 words, 1 blocks)"
-    wanted = vlhmm.length(2, 3)
-    guide = vlhmm.Guide(vlhmm.HMM.random(2, 3), wanted, max_new_tokens=4, tokenizer=["a", "b", "c"], eos_token_id=2)
+    wanted, tokens = vlhmm.length(2, 3), TokenTexts((b"a", b"b", None), joiner=b" ")
+    guide = vlhmm.Guide(vlhmm.HMM.random(2, 3), wanted, max_new_tokens=4, tokenizer=tokens, eos_token_id=2)
     assert repr(guide) == f"Guide({wanted!r}; HMM of 2 states, 3 words)"
