@@ -120,7 +120,7 @@ def select_num_states(
         ValueError: A token id or a setting is out of range, or there are fewer sequences than folds.
 
     Example:
-        >>> truth = vlhmm.HMM.random(2, 4, seed=0, concentration=0.2)
+        >>> truth = vlhmm.HMM.from_probabilities([0.5, 0.5], [[0.1, 0.9], [0.9, 0.1]], [[0.9, 0.1], [0.1, 0.9]])
         >>> data = truth.sample(num=30, length=20, seed=0).tokens
         >>> vlhmm.select_num_states(data, [1, 2], folds=3, iterations=20).best.num_states
         2
