@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
     from vlhmm.precision import Numerics
     from vlhmm.reports.comparison import Comparison, compare
+    from vlhmm.selection import select_num_states
     from vlhmm.training.gradient import train
     from vlhmm.training.settings import TrainSettings
 
@@ -81,6 +82,7 @@ __all__ = [
     "neural_hmm",
     "regex",
     "scalar_hmm",
+    "select_num_states",
     "starts_with",
     "train",
     "words",
@@ -120,6 +122,7 @@ _MODULE_OF = {
     "Numerics": "vlhmm.precision",
     "Comparison": "vlhmm.reports.comparison",
     "compare": "vlhmm.reports.comparison",
+    "select_num_states": "vlhmm.selection",
     "train": "vlhmm.training.gradient",
     "TrainSettings": "vlhmm.training.settings",
 }

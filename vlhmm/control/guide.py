@@ -143,6 +143,12 @@ class Guide:
         self._plan = make_plan(hmm.tables, self._constraints, compiler, max_new_tokens)
         self.reset(prompt_lengths=prompt_lengths)
 
+    def __repr__(self) -> str:
+        wanted = ", ".join(
+            repr(one) if isinstance(one, Constraint) else type(one).__name__ for one in self._constraints
+        )
+        return f"Guide({wanted}; HMM of {self._tables.num_states:,} states, {self._tables.num_words:,} words)"
+
     def reset(self, *, prompt_lengths: Sequence[int] | None = None) -> None:
         """Forget the text so far: the next call begins new prompts.
 
