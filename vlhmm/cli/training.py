@@ -24,7 +24,7 @@ from vlhmm.cli.show import (
 )
 
 if TYPE_CHECKING:
-    from vlhmm.reports import Plan, RunResults
+    from vlhmm.reports import HeldOutText, Plan, RunResults
     from vlhmm.training.plan import Forecast
 
 
@@ -166,15 +166,30 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
     )
 
 
+def print_held_out(figures: HeldOutText) -> None:
+    """The held-out text by every model, and which is better."""
+    bits = any(value is not None for by_split in figures.bits_per_byte.values() for value in by_split.values())
+    columns = ["valid", "test"] if not bits else ["bits per byte, valid", "test", "perplexity, valid", "test"]
+    shown = table("model" if bits else "perplexity", *columns, right=tuple(columns))
+    for name, scores in figures.perplexity.items():
+        cells = [f"{scores[split]:,.1f}" for split in ("valid", "test")]
+        if bits:
+            found = [figures.bits_per_byte[name][split] for split in ("valid", "test")]
+            cells = ["-" if value is None else f"{value:.3f}" for value in found] + cells
+        shown.add_row(name, *cells)
+    print_table(shown)
+    if figures.test.num_unknown:
+        line(f"unknown words: {figures.test.unknown_rate:.1%} of the test tokens, scored as one word".replace("%", " %"))
+    if figures.comparison is not None:
+        line(figures.comparison)
+
+
 def _show_results(results: RunResults, out: Path) -> None:
     from vlhmm.reports import HeldOutText
 
     figures = results.figures
     assert isinstance(figures, HeldOutText)
-    shown = table("perplexity", "valid", "test", right=("valid", "test"))
-    for name, scores in figures.perplexity.items():
-        shown.add_row(name, f"{scores['valid']:,.1f}", f"{scores['test']:,.1f}")
-    print_table(shown)
+    print_held_out(figures)
     line()
     rows = [("protocol", figures.test.protocol), ("model", str(out))]
     if results.learning_curve:
