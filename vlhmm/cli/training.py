@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device, read_corpus
+from vlhmm.cli.options import (
+    Changes,
+    DataDir,
+    DeviceOption,
+    Json,
+    MinCount,
+    TokenizerOption,
+    VocabSize,
+    choose_device,
+    read_corpus,
+)
 from vlhmm.cli.settings import Asked, Method
 from vlhmm.cli.show import (
     command_line,
@@ -70,6 +80,9 @@ def train(
     blocks_file: Annotated[
         Path | None, typer.Option("--blocks", metavar="FILE", help="Blocks that `vlhmm cluster` wrote.")
     ] = None,
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    min_count: MinCount = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Decides everything random.")] = None,
     device: DeviceOption = options.Device.auto,
     max_seconds: Annotated[
@@ -84,7 +97,7 @@ def train(
     """Train a model on a corpus; it can be stopped at any time and resumed."""
     from vlhmm.cli.running import exit_status, watch_run
     from vlhmm.reports import Plan, forecast, read_plan, training_run
-    from vlhmm.training.plan import RECIPE
+    from vlhmm.training.plan import RECIPE, kept_tokenizer
 
     chosen_device = choose_device(device)
     if out.is_file():
@@ -113,7 +126,14 @@ def train(
             f"--method em counts uses of free tables, but the model is {recipe.model.parameterization!r}: "
             "use --preset scalar, or --method gradient"
         )
-    corpus = read_corpus(source, data_dir)
+    kept = None if saved is None else kept_tokenizer(out, source)
+    asked_for = any(value is not None for value in (tokenizer, vocab_size, min_count))
+    corpus = read_corpus(source, data_dir, tokenizer if asked_for else kept, vocab_size, min_count)
+    if kept is not None and corpus.tokenizer != kept:
+        raise ValueError(
+            f"the run was begun with {kept!r}, but the options ask for {corpus.tokenizer!r}: leave --tokenizer, "
+            "--vocab-size and --min-count out, or begin a new run"
+        )
     plan = Plan(recipe, source, data_dir, em)
     if dry_run:
         sizes = forecast(plan, corpus, chosen_device, blocks_file=blocks_file)

@@ -80,7 +80,7 @@ def train(
         >>> verbs = ["sees", "sees", "hears"]
         >>> lines = [f"the {a} {v} a {b}{place}" for a in who for v in verbs for b in what for place in where]
         >>> _ = Path("animals.txt").write_text("\n".join(8 * lines))
-        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> corpus = vlhmm.load_corpus("animals.txt", tokenizer="words")
         >>> tokenizer = corpus.tokenizer
         >>> blocks = vlhmm.brown_clusters(corpus.train, 6, vocab_size=tokenizer.vocab_size)
         >>> model = vlhmm.neural_hmm(blocks, states_per_block=8, dim=16, eos_id=tokenizer.eos_id, reset="eos")
