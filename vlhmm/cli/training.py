@@ -62,7 +62,7 @@ def train(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="demo (for a CPU), default (for a GPU; taken if none is named), linear, scalar, chiu2020-ptb, ...",
+            help="cpu, default (for a GPU), demo, linear, scalar, chiu2020-ptb, ...; if none is named, by device and amount of text.",
         ),
     ] = None,
     method: Annotated[
@@ -97,6 +97,7 @@ def train(
     """Train a model on a corpus; it can be stopped at any time and resumed."""
     from vlhmm.cli.running import exit_status, watch_run
     from vlhmm.reports import Plan, forecast, read_plan, training_run
+    from vlhmm.training.choice import choose_recipe
     from vlhmm.training.plan import RECIPE, kept_tokenizer
 
     chosen_device = choose_device(device)
@@ -133,6 +134,12 @@ def train(
         raise ValueError(
             f"the run was begun with {kept!r}, but the options ask for {corpus.tokenizer!r}: leave --tokenizer, "
             "--vocab-size and --min-count out, or begin a new run"
+        )
+    if saved is None and asked.leaves_preset_open:
+        choice = choose_recipe(chosen_device.type, len(corpus.train), corpus.tokenizer.vocab_size)
+        recipe = asked.recipe(choice.recipe)
+        message(
+            f"preset {choice.preset}, chosen for {choice.reason}; --preset NAME takes another, --set KEY=VALUE changes it"
         )
     plan = Plan(recipe, source, data_dir, em)
     if dry_run:
@@ -199,7 +206,9 @@ def print_held_out(figures: HeldOutText) -> None:
         shown.add_row(name, *cells)
     print_table(shown)
     if figures.test.num_unknown:
-        line(f"unknown words: {figures.test.unknown_rate:.1%} of the test tokens, scored as one word".replace("%", " %"))
+        line(
+            f"unknown words: {figures.test.unknown_rate:.1%} of the test tokens, scored as one word".replace("%", " %")
+        )
     if figures.comparison is not None:
         line(figures.comparison)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -139,11 +139,19 @@ def evaluating_held_out(model: Model, corpus: Corpus) -> Generator[Progress | No
         for split, tokens in (("valid", corpus.valid), ("test", corpus.test)):
             steps = evaluating(scorer, tokens, corpus.tokenizer, what=f"scoring {split}")
             evaluations[name][split] = yield from steps
+    if not corpus.tokenizer.spells_every_text:
+        # An unknown word's token is no code for its bytes.
+        evaluations = {
+            name: {split: replace(one, bits_per_byte=None) for split, one in by.items()}
+            for name, by in evaluations.items()
+        }
     ours, kneser_ney = evaluations[HMM_NAME], evaluations.get(KNESER_NEY)
     return HeldOutText(
         {name: {split: one.perplexity for split, one in by.items()} for name, by in evaluations.items()},
         **ours,
-        bits_per_byte={name: {split: one.bits_per_byte for split, one in by.items()} for name, by in evaluations.items()},
+        bits_per_byte={
+            name: {split: one.bits_per_byte for split, one in by.items()} for name, by in evaluations.items()
+        },
         comparison=None if kneser_ney is None else compare_with_kneser_ney(ours["test"], kneser_ney["test"]),
     )
 
