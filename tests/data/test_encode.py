@@ -8,9 +8,9 @@ from tokenizers import pre_tokenizers
 
 from vlhmm.data import EosRule, Tokenizer, encode, word_tokenizer
 from vlhmm.data.encode import LineEncoder
+from vlhmm.data.sentencepiece import convert_sentencepiece
 from vlhmm.data.splits import SplitBatch
 from vlhmm.data.vocabulary import BPELearner
-from vlhmm.data.sentencepiece import convert_sentencepiece
 
 # Spaces of all kinds, the space symbol of SentencePiece, what only Python takes for white space, words.
 PARTS = [*"  abé▁\t\xa0\x1c", "</s>", "the ", "return "]

@@ -124,6 +124,9 @@ def cluster(
     out: Annotated[
         Path | None, typer.Option("--out", show_default=False, help="The file; default: CORPUS-M.blocks.tsv.")
     ] = None,
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    min_count: MinCount = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -135,7 +138,7 @@ def cluster(
     from vlhmm.reports import clustering_words
     from vlhmm.training.presets import BlockSettings
 
-    corpus = read_corpus(corpus_name, data_dir)
+    corpus = read_corpus(corpus_name, data_dir, tokenizer, vocab_size, min_count)
     settings = BlockSettings(clustering=kind.value, num_blocks=blocks, eos_block=eos.value)
     made = watch(clustering_words(corpus, settings, out=out, seed=seed), "clustering words")
     if as_json:

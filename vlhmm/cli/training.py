@@ -183,7 +183,7 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
     available = f"{size(sizes.available_bytes)} free on {sizes.device}"
     facts(
         [
-            ("corpus", f"{corpus_label(sizes.corpus)}, {sizes.tokens:,} tokens"),
+            ("corpus", f"{corpus_label(sizes.corpus)}, {sizes.tokens:,} tokens, {sizes.corpus.tokenizer.vocabulary}"),
             ("states", f"{sizes.num_states:,} in {sizes.num_blocks:,} blocks"),
             ("parameters", f"{sizes.num_parameters:,}"),
             ("steps", f"{sizes.steps:,} of {batch.batch_size} x {batch.window} tokens, {passes}"),

@@ -195,6 +195,17 @@ class Tokenizer:
             raise ValueError(f"{path}: {error}") from error
 
     @property
+    def vocabulary(self) -> str:
+        """Number and kind of the tokens, in words.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> word_tokenizer(["the", "cat", "sees"]).vocabulary
+            '5 words'
+        """
+        return f"{self.vocab_size:,} {'words' if self.word_level else 'subwords'}"
+
+    @property
     def definition(self) -> str:
         """What `save` writes."""
         return self._definition
@@ -204,6 +215,11 @@ class Tokenizer:
         """Why some text cannot be spelled or does not come back from its tokens; None: every text does.
 
         Bits per byte are defined for tokenizers that spell every text alone: `<unk>` is no code for the bytes it stands for.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> word_tokenizer(["the", "cat", "sees"]).lossy_because
+            'its tokens are whole words, so that other words cannot be spelled'
         """
         return why_not_every_text(json.loads(self._definition), self._ids, self.encode, self.decode)
 
@@ -372,8 +388,7 @@ class Tokenizer:
         return hash(self.hash)
 
     def __repr__(self) -> str:
-        kind = "words" if self.word_level else "subwords"
-        return f"Tokenizer({self.vocab_size:,} {kind}, {self.hash[:8]})"
+        return f"Tokenizer({self.vocabulary}, {self.hash[:8]})"
 
     @cached_property
     def _names(self) -> list[str]:

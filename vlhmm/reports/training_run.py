@@ -118,7 +118,7 @@ def training_run(
     with RunFolder(Path(out), resume) as folder:
         blocks = yield from _blocks(plan.recipe, corpus, folder, blocks_file)
         model = plan.recipe.make_model(corpus, blocks).to(device)
-        yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words")
+        yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocabulary}")
         yield Note(
             f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
             f"{model.num_parameters:,} parameters, on {device}"
