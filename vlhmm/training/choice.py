@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from vlhmm.training.presets import Recipe, preset
 
-CPU_TOKENS = 24_000_000
+CPU_TOKENS = 9_000_000
 """What a CPU's training reads in all, about: 5 minutes on two cores."""
-MAX_CPU_EPOCHS = 24
+MAX_CPU_EPOCHS = 12
 """Of a smaller text more passes only teach it by heart."""
 LEAST_STEPS = 16
 """Of an epoch: a small text is read in smaller batches."""
@@ -42,7 +42,7 @@ def choose_recipe(device_type: str, num_tokens: int, vocab_size: int) -> Choice:
         >>> from vlhmm.training.choice import choose_recipe
         >>> choice = choose_recipe("cpu", 1_000_000, 8000)
         >>> choice.preset, choice.recipe.train.epochs
-        ('cpu', 24)
+        ('cpu', 9)
         >>> choose_recipe("cuda", 1_000_000, 8000).preset
         'default'
     """

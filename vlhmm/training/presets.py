@@ -158,9 +158,9 @@ PRESETS: dict[str, Recipe] = {
     ),
     # Text of one's own on a CPU; `choice.py` adapts epochs, batch and blocks to the amount of text.
     "cpu": Recipe(
-        BlockSettings(num_blocks=256),
+        BlockSettings(num_blocks=512),
         ModelSettings(states_per_block=32, dim=128, transition="block-factored", initialisation="paper"),
-        TrainSettings(epochs=16, batch_size=64, window=64, ema=0.99, weight_decay=0.2, checks_per_epoch=1),
+        TrainSettings(epochs=12, batch_size=64, window=64, ema=0.99, weight_decay=0.3, checks_per_epoch=1),
     ),
     "scalar": Recipe(
         BlockSettings(clustering="one", reset="eos"),
