@@ -68,6 +68,7 @@ def _bits_per_byte(model: KneserNey, tokens: Tokens) -> float | None:
 
 def measure(megabytes: float, data: Path, runs: Path, seed: int) -> dict[str, Any]:
     """Train, score, and compare."""
+    commit = commit_of_source()
     folder = runs / f"text-{megabytes:g}mb"
     write_text(data, megabytes, folder)
     corpus = load_corpus(folder)
@@ -83,7 +84,7 @@ def measure(megabytes: float, data: Path, runs: Path, seed: int) -> dict[str, An
     return {
         "megabytes": megabytes,
         "seed": seed,
-        "commit": commit_of_source(),
+        "commit": commit,
         "versions": versions(),
         "device": device_name(torch.device("cpu")),
         "command": f"python -m experiments.own_text {megabytes:g} --seed {seed}",
