@@ -22,7 +22,7 @@ import torch
 
 from vlhmm.baselines import KneserNey
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS
-from vlhmm.data import Corpus, Tokens, load_corpus
+from vlhmm.data import Corpus, load_corpus
 from vlhmm.evaluate import evaluate
 from vlhmm.provenance import commit_of_source, device_name, versions
 from vlhmm.reports import HeldOutText, Plan, train_and_report
@@ -56,14 +56,10 @@ def kneser_ney(corpus: Corpus) -> dict[str, Any]:
     model = KneserNey.fit(corpus.train, num_words=num_words, eos_id=eos_id, fallback=FALLBACK_DISCOUNTS)
     return {
         "vocab_size": num_words,
-        "valid": _bits_per_byte(model, corpus.valid),
-        "test": _bits_per_byte(model, corpus.test),
+        "valid": evaluate(model, corpus.valid, corpus.tokenizer).bits_per_byte,
+        "test": evaluate(model, corpus.test, corpus.tokenizer).bits_per_byte,
         "cpu_seconds": time.process_time() - begun,
     }
-
-
-def _bits_per_byte(model: KneserNey, tokens: Tokens) -> float | None:
-    return evaluate(model, tokens).bits_per_byte
 
 
 def measure(megabytes: float, data: Path, runs: Path, seed: int) -> dict[str, Any]:

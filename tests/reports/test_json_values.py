@@ -64,7 +64,7 @@ def test_what_has_no_form_in_json_is_refused(value: object) -> None:
 
 
 def results() -> RunResults:
-    evaluation = Evaluation(2.0, -3.0, 4, 0, None, None, "in words")
+    evaluation = Evaluation(2.0, -3.0, 4, 0, None, None, None, "in words")
     return RunResults(
         stopped="finished",
         step=1,
@@ -80,7 +80,9 @@ def results() -> RunResults:
         vlhmm="1",
         python="3",
         torch="2",
-        figures=HeldOutText({"HMM": {"valid": 2.0, "test": 2.0}}, evaluation, evaluation, {"HMM": {"valid": 1.0, "test": 1.0}}, None),
+        figures=HeldOutText(
+            {"HMM": {"valid": 2.0, "test": 2.0}}, evaluation, evaluation, {"HMM": {"valid": 1.0, "test": 1.0}}, None
+        ),
         learning_curve=None,
     )
 

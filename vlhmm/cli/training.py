@@ -209,6 +209,8 @@ def print_held_out(figures: HeldOutText) -> None:
         line(
             f"unknown words: {figures.test.unknown_rate:.1%} of the test tokens, scored as one word".replace("%", " %")
         )
+    if reason := figures.test.no_bits_per_byte:
+        line(f"no bits per byte: {reason}")
     if figures.comparison is not None:
         line(figures.comparison)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def compare_with_kneser_ney(hmm: Evaluation, kneser_ney: Evaluation) -> str:
         >>> from vlhmm.evaluate import Evaluation
         >>> from vlhmm.reports.evaluation import compare_with_kneser_ney
         >>> def scored(perplexity, bits):
-        ...     return Evaluation(perplexity, -100.0, 20, 0, None, bits, "one stream")
+        ...     return Evaluation(perplexity, -100.0, 20, 0, None, bits, None, "one stream")
         >>> compare_with_kneser_ney(scored(90.0, 2.25), scored(100.0, 2.3))
         'HMM better than Kneser-Ney 5-gram on the test text: 2.250 against 2.300 bits per byte, 2.2 % less'
         >>> compare_with_kneser_ney(scored(110.0, None), scored(100.0, None))
@@ -139,12 +139,6 @@ def evaluating_held_out(model: Model, corpus: Corpus) -> Generator[Progress | No
         for split, tokens in (("valid", corpus.valid), ("test", corpus.test)):
             steps = evaluating(scorer, tokens, corpus.tokenizer, what=f"scoring {split}")
             evaluations[name][split] = yield from steps
-    if not corpus.tokenizer.spells_every_text:
-        # An unknown word's token is no code for its bytes.
-        evaluations = {
-            name: {split: replace(one, bits_per_byte=None) for split, one in by.items()}
-            for name, by in evaluations.items()
-        }
     ours, kneser_ney = evaluations[HMM_NAME], evaluations.get(KNESER_NEY)
     return HeldOutText(
         {name: {split: one.perplexity for split, one in by.items()} for name, by in evaluations.items()},

@@ -162,7 +162,7 @@ def _train(
     model: Model,
     max_seconds: float | None,
     joint: JointPhase | None,
-) -> Generator[StepEvent | CheckEvent, None, Stopped]:
+) -> Generator[Note | StepEvent | CheckEvent, None, Stopped]:
     resume = folder.resume
     if plan.em is None:
         settings = plan.recipe.train
