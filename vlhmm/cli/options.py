@@ -94,6 +94,9 @@ MinCount = Annotated[
 ]
 
 
+AllowUnk = Annotated[bool, typer.Option("--allow-unk", help="The unknown word too; without it, it is left out.")]
+
+
 class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"

@@ -195,14 +195,13 @@ class Tokenizer:
             raise ValueError(f"{path}: {error}") from error
 
     @property
-    def vocabulary(self) -> str:
-        """Number and kind of the tokens, in words.
+    def undrawn_id(self) -> int | None:
+        """The unknown token, which is left out where tokens are drawn; None where there is none, or where it is the EOS too."""
+        return None if self.unk_id == self.eos_id else self.unk_id
 
-        Example:
-            >>> from vlhmm.data import word_tokenizer
-            >>> word_tokenizer(["the", "cat", "sees"]).vocabulary
-            '5 words'
-        """
+    @property
+    def vocabulary(self) -> str:
+        """Number and kind of the tokens, such as '5 words'."""
         return f"{self.vocab_size:,} {'words' if self.word_level else 'subwords'}"
 
     @property
@@ -212,26 +211,15 @@ class Tokenizer:
 
     @cached_property
     def lossy_because(self) -> str | None:
-        """Why some text cannot be spelled or does not come back from its tokens; None: every text does.
+        """Why some text does not come back from its tokens; None: every text does.
 
         Bits per byte are defined for tokenizers that spell every text alone: `<unk>` is no code for the bytes it stands for.
-
-        Example:
-            >>> from vlhmm.data import word_tokenizer
-            >>> word_tokenizer(["the", "cat", "sees"]).lossy_because
-            'its tokens are whole words, so that other words cannot be spelled'
         """
         return why_not_every_text(json.loads(self._definition), self._ids, self.encode, self.decode)
 
     @property
     def spells_every_text(self) -> bool:
-        """Whether `decode(encode(text)) == text` for every text: a token for every byte, and nothing is normalised away.
-
-        Example:
-            >>> from vlhmm.data import word_tokenizer
-            >>> word_tokenizer(["the", "cat", "sees"]).spells_every_text
-            False
-        """
+        """Whether `decode(encode(text)) == text` for every text."""
         return self.lossy_because is None
 
     def save(self, path: str | os.PathLike[str]) -> None:
