@@ -126,7 +126,7 @@ class Evaluation:
             >>> lm = vlhmm.load("demo-model")
             >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
             >>> sorted(lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size)).to_dict())[:3]
-            ['bits_per_byte', 'log_prob', 'num_tokens']
+            ['bits_per_byte', 'log_prob', 'no_bits_per_byte']
         """
         return {**asdict(self), "unknown_rate": self.unknown_rate}
 

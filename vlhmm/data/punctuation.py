@@ -32,7 +32,7 @@ def separate_punctuation(backend: tokenizers.Tokenizer) -> None:
     )
     split = pre_tokenizers.Split(tokenizers.Regex(_TOKEN), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
-    backend.decoder = decoders.WordPiece(prefix=_DECODER["prefix"], cleanup=True)
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=True)
 
 
 def separates_punctuation(definition: dict[str, Any]) -> bool:

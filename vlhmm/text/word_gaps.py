@@ -66,7 +66,7 @@ def word_gaps(tokenizer: Tokenizer, pieces: Sequence[str], gaps: Sequence[Gap | 
     texts = TokenTexts.of(tokenizer)
     # Some tokenizers put a space before the first word.
     begins = texts.bytes_of_token[tokenizer.encode("a")[0]] or b""
-    found = []
+    found: list[WordGap] = []
     for piece, gap in zip(pieces, gaps, strict=False):
         known = piece.rstrip()
         before = " " if not (known or found) and begins.startswith(b" ") else ""
