@@ -88,7 +88,7 @@ def test_settings_come_from_preset_then_file_then_options(run: Run, text_file: P
 def test_json_is_all_of_stdout(run: Run, text_file: Path, tmp_path: Path) -> None:
     answer = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--set", "epochs=1", "--json")
     before_the_first_step = answer.err[: answer.err.index("valid perplexity")]
-    assert " s for 1 epochs, " in before_the_first_step
+    assert " steps, epochs = 1, by the time of a few" in before_the_first_step
     assert "--max-seconds S" in before_the_first_step
     assert answer.json == json.loads((tmp_path / "run" / "results.json").read_text())
     assert "valid perplexity" in answer.err

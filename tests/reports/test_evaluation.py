@@ -19,6 +19,7 @@ def scored(perplexity: float, bits: float | None) -> Evaluation:
         ((90.0, 2.5), (80.0, 2.0), "worse than Kneser-Ney 5-gram on the test text: 2.500 against 2.000 bits per byte, 25.0 % more"),
         ((90.0, None), (60.0, None), "worse than Kneser-Ney 5-gram on the test text: perplexity 90.0 against 60.0, 50.0 % more"),
         ((90.0, 2.0), (90.0, 2.0), "as good as Kneser-Ney 5-gram on the test text: 2.000 against 2.000 bits per byte"),
+        ((9.0, 2.0), (1.0, 0.0), "worse than Kneser-Ney 5-gram on the test text: 2.000 against 0.000 bits per byte"),
         ((math.inf, None), (60.0, None), "worse than Kneser-Ney 5-gram on the test text: perplexity inf against 60.0"),
     ],
 )  # fmt: skip

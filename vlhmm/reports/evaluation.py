@@ -123,8 +123,9 @@ def compare_with_kneser_ney(hmm: Evaluation, kneser_ney: Evaluation) -> str:
     if ours == theirs:
         return f"{HMM_NAME} as good as {KNESER_NEY} on the test text: {figures}"
     how, much = ("better", "less") if ours < theirs else ("worse", "more")
-    # Infinite where a model gives the text no probability.
-    by = f", {abs(ours / theirs - 1):.1%} {much}".replace("%", " %") if math.isfinite(ours + theirs) else ""
+    # Infinite where a model gives the text no probability; no bits where it is certain.
+    compared = math.isfinite(ours + theirs) and theirs > 0
+    by = f", {abs(ours / theirs - 1):.1%} {much}".replace("%", " %") if compared else ""
     return f"{HMM_NAME} {how} than {KNESER_NEY} on the test text: {figures}{by}"
 
 

@@ -177,7 +177,7 @@ def _train(
 def _estimate(model: Model, corpus: Corpus, recipe: Recipe) -> str:
     settings, steps = recipe.train, training_steps(recipe, corpus)
     return (
-        f"about {duration(estimate_seconds(model, corpus, settings))} for {settings.epochs} epochs, {steps:,} steps, by the time "
+        f"about {duration(estimate_seconds(model, corpus, settings))} for {steps:,} steps, epochs = {settings.epochs}, by the time "
         "of a few; fewer by --set epochs=N, an earlier end by --max-seconds S"
     )
 
