@@ -141,6 +141,10 @@ SESSIONS: dict[str, list[list[str]]] = {
             *("--set", "window=24", "--cluster-tokens", "240", "--joint-tokens", "400", "--json"),
         ],
     ],
+    "runs": [
+        ["export", NEURAL, "--out", "shipped", "--json"],
+        ["compare", NEURAL, NEURAL, "--split", "valid", "--samples", "100", "--json"],
+    ],
     "backends": [["backends", "--device", "cpu", "--json"]],
     "tables": [
         ["table", "run", "tables/small.toml", "--runs", "kept", "--device", "cpu", "--json"],

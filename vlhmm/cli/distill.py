@@ -182,7 +182,8 @@ def distill(
         joint_tokens=joint_tokens,
         compare=compare,
     )
-    results = watch_run(events, Plan(material.recipe, material.source, material.data_dir))
+    plan = Plan(material.recipe, material.source, material.data_dir)
+    results = watch_run(events, plan, out, by_same_command=True)
     by_same_command = results.plain is None and material.teacher is not None
     status = exit_status(results.last, out if results.plain is None else out / PLAIN, by_same_command=by_same_command)
     if as_json:

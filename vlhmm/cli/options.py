@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
@@ -137,7 +138,14 @@ def check_picture(path: Path | None) -> None:
         return
     if path.suffix.lower() not in PICTURES:
         raise ValueError(f"--plot {path} is no picture's name: let it end in {', '.join(PICTURES)}")
+    require_extra("--plot", "matplotlib", "plot")
     path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def require_extra(option: str, package: str, extra: str) -> None:
+    """Refuses an option whose package is not installed, before anything is computed for it."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f'{option} needs {package}: pip install "vlhmm[{extra}]"')
 
 
 def read_corpus(

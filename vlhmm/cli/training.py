@@ -19,6 +19,7 @@ from vlhmm.cli.options import (
     VocabSize,
     choose_device,
     read_corpus,
+    require_extra,
 )
 from vlhmm.cli.settings import Asked, Method
 from vlhmm.cli.show import (
@@ -101,6 +102,8 @@ def train(
     from vlhmm.training.plan import RECIPE, kept_tokenizer
 
     chosen_device = choose_device(device)
+    if tensorboard:
+        require_extra("--tensorboard", "tensorboard", "tensorboard")
     if out.is_file():
         raise ValueError(f"--out {out} is a file: name a folder")
     saved = read_plan(out) if resume else None
@@ -159,7 +162,7 @@ def train(
         max_seconds=max_seconds,
         command=command_line(),
     )
-    results = watch_run(events, plan, out / "tensorboard" if tensorboard else None)
+    results = watch_run(events, plan, out, tensorboard=tensorboard)
     status = exit_status(results, out)
     if as_json:
         print_json(results)
@@ -216,6 +219,7 @@ def print_held_out(figures: HeldOutText) -> None:
 
 
 def _show_results(results: RunResults, out: Path) -> None:
+    from vlhmm.cli.running import export_hint
     from vlhmm.reports import HeldOutText
 
     figures = results.figures
@@ -228,4 +232,5 @@ def _show_results(results: RunResults, out: Path) -> None:
     if results.stopped == "time":
         rows.append(("go on", f"{program()} train --out {out} --resume"))
     rows.append(("look", f"{program()} info {out}"))
+    rows.append(("ship", export_hint(out)))
     facts(rows)
