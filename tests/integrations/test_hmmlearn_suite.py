@@ -4,9 +4,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hmmlearn.tests import test_categorical_hmm as suite
 
-from vlhmm.integrations.sklearn import CategoricalHMM
+before = np.geterr()
+# Its tests ask numpy for all warnings, of every test that follows.
+from hmmlearn.tests import test_categorical_hmm as suite  # noqa: E402
+
+np.seterr(**before)
+
+from vlhmm.integrations.sklearn import CategoricalHMM  # noqa: E402
 
 
 class WithPrivateHooks(CategoricalHMM):
