@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,12 +11,16 @@ from vlhmm.arguments import check_count, check_text
 from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.product import lookahead
 from vlhmm.control.time_limit import TIME_LIMIT
+from vlhmm.inference.gather import Batch
+from vlhmm.inference.infill import Infiller
 from vlhmm.lm import LanguageModel
 from vlhmm.tables import Belief
 from vlhmm.text.answers import NamedState
 
 INFILLED = 5
 """Tokens that might stand in the place of each one."""
+GAP_BYTES = 1 << 28
+"""What messages over all states may take while words are filled in."""
 
 
 @dataclass(frozen=True)
@@ -170,18 +175,23 @@ def analyse_text(
 
 def _infilling(lm: LanguageModel, text: str) -> list[list[TokenProb]]:
     """p(token in place of x_t | all other tokens), for every t."""
-    ids = torch.tensor([lm.tokenizer.encode(text)])
-    eos = lm.tokenizer.eos_id
-    never = [] if eos is None else [eos]
+    tables, tokenizer = lm.hmm.tables, lm.tokenizer
+    ids = torch.tensor(tokenizer.encode(text), device=tables.device)
+    allowed = torch.ones(tables.num_words, dtype=torch.bool, device=tables.device)
+    if tokenizer.eos_id is not None:
+        allowed[tokenizer.eos_id] = False
     likely = []
-    # One gap at a time: a message over all states is made for every position between the first gap and the last.
-    for position in range(ids.shape[1]):
-        missing = torch.zeros_like(ids, dtype=torch.bool)
-        missing[0, position] = True
-        probs = lm.hmm.infill(ids, missing, belief=lm.opening, num=0, exclude=never).probs[0]
-        best = probs.topk(min(INFILLED, len(probs)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        likely.append([TokenProb(lm.tokenizer.token(token), prob) for token, prob in pairs if prob > 0])
+    # Side by side, each text with its own gap: messages over all states are made for every text and position that has gaps.
+    at_once = max(1, math.isqrt(GAP_BYTES // (40 * tables.num_states)))
+    every_position = torch.arange(len(ids), device=tables.device)
+    for positions in every_position.split(at_once):
+        belief = None if lm.opening is None else lm.opening.of([0] * len(positions))
+        texts = Batch(ids.repeat(len(positions), 1), torch.full_like(positions, len(ids)))
+        _, _, probs = Infiller(tables, texts, positions[:, None] == every_position, belief, allowed).probs()
+        best = probs.topk(min(INFILLED, probs.shape[1]), dim=1)
+        for tokens, token_probs in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            pairs = zip(tokens, token_probs, strict=True)
+            likely.append([TokenProb(tokenizer.token(token), prob) for token, prob in pairs if prob > 0])
     return likely
 
 

@@ -54,7 +54,8 @@ def neighbour_map(points: Float[Tensor, "S D"], generator: torch.Generator) -> F
             push = (2 / ((0.01 + squared) * (1 + squared)))[:, :, None] * away
             force += REPULSION * push.clamp(-MAX_FORCE, MAX_FORCE).sum(1)
             place += (1 - step / STEPS) * (RATE * force).clamp(-MAX_MOVE, MAX_MOVE)
-    return _fitted(place).float()
+    # Both axes fill the picture.
+    return torch.stack([_fitted(axis[:, None])[:, 0] for axis in place.T], dim=1).float()
 
 
 def _neighbours(axes: Float[Tensor, "S C"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,8 +70,8 @@ def _neighbours(axes: Float[Tensor, "S C"]) -> tuple[Tensor, Tensor, Tensor]:
     return source, nearest.indices.flatten(), weight.flatten()
 
 
-def _fitted(place: Float[Tensor, "S 2"]) -> Float[Tensor, "S 2"]:
-    """Moved and scaled into [-1, 1]^2; both axes by the same factor."""
+def _fitted(place: Float[Tensor, "S C"]) -> Float[Tensor, "S C"]:
+    """Moved and scaled into [-1, 1], all axes by the same factor."""
     middle = (place.amax(0) + place.amin(0)) / 2
     reach = (place - middle).abs().max().clamp_min(1e-12)
     return (place - middle) / reach

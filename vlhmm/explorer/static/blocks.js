@@ -31,7 +31,7 @@ class BlocksView {
           { type: "button", class: "block-row", role: "option", "aria-selected": String(place === this.chosen), tabindex: place === this.chosen ? 0 : -1, onclick: () => this.choose(place), "data-block": block.block, "data-value": block.num_tokens },
           dot,
           element("span", { class: "number" }, String(block.block)),
-          element("span", { class: "words" }, this.words[place].slice(0, 6).map((word) => data.name(word)).join(" ")),
+          element("span", { class: "words" }, this.words[place].slice(0, 6).map((word) => data.wordName(word)).join(" ")),
           bar(block.num_tokens / most),
           element("span", { class: "prob" }, amount(block.num_tokens)),
         );
@@ -79,7 +79,7 @@ class BlocksView {
         figure("as if equal", `${fixed(block.effective, 1)} states`),
       ),
       element("h3", {}, "Words", element("span", { class: "units" }, "most frequent first")),
-      element("ul", { class: "cloud" }, words.slice(0, SHOWN_WORDS).map((word) => element("li", { title: `p = ${probability(data.words.prob.values[word])}` }, data.name(word)))),
+      element("ul", { class: "cloud" }, words.slice(0, SHOWN_WORDS).map((word) => element("li", { title: `p = ${probability(data.words.prob.values[word])}` }, data.wordName(word)))),
       left > 0 ? element("p", { class: "hint" }, `and ${count(left)} more`) : null,
       element("h3", {}, "Most used states", element("span", { class: "units" }, "expected tokens")),
       element("div", { class: "rows" }, states.slice(0, SHOWN_STATES).map((rank) => stateButton(data, rank, null, this.onstate))),

@@ -1,5 +1,7 @@
 // The card of a state, the list of the most used ones, and the search for a word's states.
 
+const LISTED_STATES = 20;
+
 function bar(share, className = "bar") {
   const filledPart = element("i", {});
   filledPart.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
@@ -40,10 +42,16 @@ class StateCard {
 
   mostUsed() {
     const { data } = this;
-    const rows = Array.from({ length: Math.min(20, data.numKept) }, (_, rank) => stateButton(data, rank, null, this.onselect));
+    const seen = new Map();
+    for (let rank = 0; rank < data.numKept && seen.size < LISTED_STATES; rank += 1) {
+      // Of one block the only one listed, unless there is but one block.
+      const key = data.num_blocks > 1 ? data.block(rank) : rank;
+      if (!seen.has(key)) seen.set(key, rank);
+    }
+    const rows = [...seen.values()].map((rank) => stateButton(data, rank, null, this.onselect));
     return [
-      element("h2", {}, "Most used states"),
-      element("p", { class: "hint" }, "Choose a state here or on the map. The numbers are expected tokens of the text."),
+      element("h2", {}, data.num_blocks > 1 ? "Most used states, one of each block" : "Most used states"),
+      element("p", { class: "hint" }, "Choose a state here or on the map. The first number is its expected tokens of the text, the second its own."),
       element("div", { class: "rows" }, rows),
     ];
   }
@@ -83,7 +91,7 @@ class StateCard {
           element(
             "li",
             { "data-word": this.data.words.name[word], "data-value": prob },
-            element("span", { class: "word" }, this.data.name(word)),
+            element("span", { class: "word" }, this.data.wordName(word)),
             bar(prob / most),
             element("span", { class: "prob" }, probability(prob)),
             element("span", { class: "lift" }, `×${lift >= 10 ? count(lift) : fixed(lift, 1)}`),
@@ -148,7 +156,7 @@ class WordSearch {
     }
     const rank = this.data.rankOf.get(Number(text));
     const state = rank === undefined ? [] : [{ rank, label: `state ${text}`, detail: this.data.label(rank, 3) }];
-    const words = this.data.wordsLike(text).map((word) => ({ word, label: this.data.name(word), detail: probability(this.data.words.prob.values[word]) }));
+    const words = this.data.wordsLike(text).map((word) => ({ word, label: this.data.wordName(word), detail: probability(this.data.words.prob.values[word]) }));
     this.options = [...words, ...state];
     if (!this.options.length) this.note.textContent = `No word of this page holds “${text}”.`;
     return this.open(this.options.length ? 0 : -1);

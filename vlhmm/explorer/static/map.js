@@ -88,13 +88,12 @@ class StateMap {
       if (x < -20 || y < -20 || x > width + 20 || y > height + 20) continue;
       surface.circle(x, y, this.radius(rank), { fill: colour(data.block(rank)), alpha: searching ? 0.15 : 0.7 });
     }
-    if (!searching) this.paintLabels(surface, theme);
-    for (const [rank, prob] of this.found) {
+    if (!searching) this.paintLabels(surface, theme, this.blockLabels(), 11);
+    for (const [rank] of this.found) {
       const [x, y] = this.place(rank);
       surface.circle(x, y, this.radius(rank) + 4, { fill: colour(data.block(rank)), stroke: theme.ink, width: 2 });
-      const words = `${data.number(rank)} ${data.label(rank, 2)} · ${probability(prob)}`;
-      surface.text(x, y - this.radius(rank) - 14, words, { fill: theme.ink, size: 12, weight: 600, halo: theme.panel });
     }
+    this.paintLabels(surface, theme, [...this.found].map(([rank, prob]) => [rank, `${data.number(rank)} · ${probability(prob)}`]), 12);
     for (const [rank, line] of [[this.hovered, 1.5], [this.selected, 3]]) {
       if (rank === null) continue;
       const [x, y] = this.place(rank);
@@ -102,24 +101,36 @@ class StateMap {
     }
   }
 
-  // Names of blocks beside their most used state, the most used blocks first, where there is room.
-  paintLabels(surface, theme) {
-    const { data } = this;
-    const taken = [];
+  // The most used state of each block, with its words.
+  blockLabels() {
     const labelled = new Set();
-    const { width, height } = this.size;
-    for (let rank = 0; rank < data.numKept && taken.length < LABELLED_BLOCKS; rank += 1) {
-      const block = data.block(rank);
+    const labels = [];
+    for (let rank = 0; rank < this.data.numKept && labels.length < LABELLED_BLOCKS; rank += 1) {
+      const block = this.data.block(rank);
       if (labelled.has(block)) continue;
-      const [x, y] = this.place(rank);
-      const text = shortened(data.label(rank, 2), 22);
-      const half = surface.width(text, 11, 600) / 2 + 4;
-      const box = [x - half, y - this.radius(rank) - 18, x + half, y - this.radius(rank) - 2];
-      if (box[0] < 0 || box[1] < 0 || box[2] > width || box[3] > height) continue;
       labelled.add(block);
-      if (taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
-      taken.push(box);
-      surface.text(x, (box[1] + box[3]) / 2, text, { fill: theme.ink, size: 11, weight: 600, halo: theme.panel });
+      labels.push([rank, shortened(this.data.label(rank, 2), 22)]);
+    }
+    return labels;
+  }
+
+  // Above or below its state, where there is room; the first labels come first.
+  paintLabels(surface, theme, labels, size) {
+    const taken = [];
+    const { width, height } = this.size;
+    for (const [rank, text] of labels) {
+      const [x, y] = this.place(rank);
+      const half = surface.width(text, size, 600) / 2 + 4;
+      const middle = Math.min(width - half, Math.max(half, x));
+      if (x < 0 || y < 0 || x > width || y > height) continue;
+      for (const top of [y - this.radius(rank) - 7 - size, y + this.radius(rank) + 3, y - this.radius(rank) - 24 - size]) {
+        const box = [middle - half, top, middle + half, top + size + 4];
+        const free = taken.every((other) => box[0] >= other[2] || other[0] >= box[2] || box[1] >= other[3] || other[1] >= box[3]);
+        if (!free || box[1] < 0 || box[3] > height) continue;
+        taken.push(box);
+        surface.text(middle, top + size / 2 + 2, text, { fill: theme.ink, size, weight: 600, halo: theme.panel });
+        break;
+      }
     }
   }
 

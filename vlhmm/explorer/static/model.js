@@ -28,7 +28,7 @@ class ModelData {
     return this.states.block.values[rank];
   }
 
-  name(word) {
+  wordName(word) {
     return shownToken(this.words.name[word]);
   }
 
@@ -49,7 +49,7 @@ class ModelData {
   label(rank, most = 3) {
     return this.wordsOf(rank, 1, most)
       .filter(({ prob }, place) => place === 0 || prob >= 0.01)
-      .map(({ word }) => this.name(word))
+      .map(({ word }) => this.wordName(word))
       .join(" ");
   }
 
@@ -88,7 +88,7 @@ class ModelData {
     const wanted = text.toLowerCase();
     const found = [];
     this.words.name.forEach((_, word) => {
-      const name = this.name(word).toLowerCase();
+      const name = this.wordName(word).toLowerCase();
       const at = name.indexOf(wanted);
       if (at >= 0) found.push([name === wanted ? 0 : at === 0 ? 1 : 2, -this.words.prob.values[word], word]);
     });

@@ -139,9 +139,9 @@ class ReadingView {
     return element(
       "p",
       { class: "hint key" },
-      element("i", { class: "on-path", "aria-hidden": "true" }), "the likeliest path",
-      element("i", { class: "move", "aria-hidden": "true" }), "other moves, thicker where likelier",
-      element("i", { class: "share", "aria-hidden": "true" }), "p(state | text) as a bar, coloured by block",
+      element("span", {}, element("i", { "aria-hidden": "true" }), "the likeliest path"),
+      element("span", {}, element("i", { class: "move", "aria-hidden": "true" }), "other moves, thicker where likelier"),
+      element("span", {}, element("i", { class: "share", "aria-hidden": "true" }), "p(state | text) as a bar, coloured by block"),
     );
   }
 

@@ -1,6 +1,6 @@
 // The view "Training": learning curve, and the perplexities of baselines on the same text.
 
-const CHART = { width: 860, height: 420, left: 64, right: 190, top: 20, bottom: 48 };
+const CHART = { width: 860, height: 420, left: 64, right: 190, top: 28, bottom: 48 };
 
 class TrainingView {
   constructor(data, getTheme) {
@@ -18,9 +18,7 @@ class TrainingView {
     this.svg = this.chart(training);
     this.element.replaceChildren(
       element("div", { class: "bar-row" }, element("h3", {}, "Learning curve"), exportButtons(`${this.data.name}-training`, () => this.svg, this.getTheme)),
-      element("div", { class: "scroll" }, this.svg),
-      this.figures(training.summary),
-      this.table(training.summary.perplexity),
+      element("div", { class: "split" }, element("div", { class: "scroll" }, this.svg), element("div", {}, this.table(training.summary.perplexity), this.figures(training.summary))),
     );
   }
 
@@ -51,7 +49,7 @@ class TrainingView {
     }
     for (const tick of linearTicks(most)) text(x(tick), height - bottom + 20, shortCount(tick), { "text-anchor": "middle" });
     text(left + (width - left - right) / 2, height - 8, "tokens seen in training", { "text-anchor": "middle" });
-    text(left - 8, 12, "perplexity", { "text-anchor": "end" });
+    text(0, 12, "perplexity, log scale");
     const line = (points, properties) =>
       svg.append(svgElement("path", { d: points.map(({ tokens, perplexity }, at) => `${at ? "L" : "M"}${x(tokens).toFixed(1)} ${y(perplexity).toFixed(1)}`).join(""), fill: "none", ...properties }));
     baselines.forEach(({ value }) => svg.append(svgElement("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), stroke: theme.muted, "stroke-dasharray": "6 4" })));

@@ -1,11 +1,11 @@
 // One figure of a text, column by column: surprisal, posterior states with the likeliest path, entropy, and a constraint's probability.
 
-const COLUMN = 112;
-const LEFT = 92;
-const ROW = 44;
+const COLUMN = 134;
+const LEFT = 112;
+const ROW = 50;
 const STRIP = 46;
 const PILL_WIDTH = 92;
-const PILL_HEIGHT = 32;
+const PILL_HEIGHT = 38;
 
 class Trellis {
   constructor(analysis, theme, onselect) {
@@ -125,9 +125,9 @@ class Trellis {
         ...box, fill: "none", stroke: onPath ? theme.accent : theme.line, "stroke-width": onPath ? 2.5 : 1,
         "stroke-dasharray": prob === null ? "4 3" : null,
       }),
-      this.text(x + 8, y + 13, `${state}`, { "text-anchor": "start", "font-size": 10.5, fill: theme.muted }),
-      this.text(x + PILL_WIDTH - 8, y + 13, prob === null ? "path" : probability(prob), { "text-anchor": "end", "font-size": 10.5, fill: theme.muted }),
-      this.text(x + PILL_WIDTH / 2, y + 25, shortened(word, 13), { "font-size": 11.5, "font-weight": onPath ? 650 : 450 }),
+      this.text(x + 8, y + 14, `${state}`, { "text-anchor": "start", "font-size": 10, fill: theme.muted }),
+      this.text(x + PILL_WIDTH - 8, y + 14, prob === null ? "path" : probability(prob), { "text-anchor": "end", "font-size": 10, fill: theme.muted }),
+      this.text(x + PILL_WIDTH / 2, y + 29, shortened(word, 13), { "font-size": 11.5, "font-weight": onPath ? 650 : 450 }),
     );
     this.pills.push({ column, row, group });
     this.svg.append(group);
