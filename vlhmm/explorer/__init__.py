@@ -2,6 +2,15 @@
 
 from vlhmm.explorer.analysis import TextAnalysis, analyse_text
 from vlhmm.explorer.data import ExplorerData, explorer_data, exploring
-from vlhmm.explorer.page import explorer_page
+from vlhmm.explorer.page import WrittenPage, explorer_page, write_page
 
-__all__ = ["ExplorerData", "TextAnalysis", "analyse_text", "explorer_data", "explorer_page", "exploring"]
+__all__ = [
+    "ExplorerData",
+    "TextAnalysis",
+    "WrittenPage",
+    "analyse_text",
+    "explorer_data",
+    "explorer_page",
+    "exploring",
+    "write_page",
+]

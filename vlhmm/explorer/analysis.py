@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from vlhmm.arguments import check_count, check_text
 from vlhmm.control.constraints import Constraint, check_constraint
-from vlhmm.control.product import lookahead
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.infill import Infiller
 from vlhmm.lm import LanguageModel
-from vlhmm.tables import Belief
 from vlhmm.text.answers import NamedState
 
 INFILLED = 5
@@ -161,6 +159,9 @@ def analyse_text(
             named |= {state.state: state for state in (likely.state, *(after for after, _ in likely.next))}
         tokens.append(AnalysedToken(token.token, token.log_prob, token.entropy, states, best.state, tokens_instead))
     score = explanation.score
+    followed = None
+    if constraint is not None:
+        followed = ConstraintPath(repr(constraint), lm.constraint_path(text, constraint, time_limit=time_limit))
     return TextAnalysis(
         text=text,
         log_prob=score.log_prob,
@@ -169,7 +170,7 @@ def analyse_text(
         path_log_prob=path.log_prob,
         tokens=tokens,
         states=[named[state] for state in sorted(named)],
-        constraint=None if constraint is None else _constraint_path(lm, text, constraint, time_limit),
+        constraint=followed,
     )
 
 
@@ -193,21 +194,3 @@ def _infilling(lm: LanguageModel, text: str) -> list[list[TokenProb]]:
             pairs = zip(tokens, token_probs, strict=True)
             likely.append([TokenProb(tokenizer.token(token), prob) for token, prob in pairs if prob > 0])
     return likely
-
-
-def _constraint_path(
-    lm: LanguageModel, text: str, constraint: Constraint, time_limit: float | None
-) -> ConstraintPath:
-    ids = lm.tokenizer.encode(text)
-    tables, automaton = lm.hmm.tables, constraint.compile(lm.tokenizer, time_limit=time_limit)
-    ahead = lookahead(tables, automaton, len(ids))
-    filtered = lm.hmm.filter([ids], belief=lm.opening)
-    log_filtered = filtered.probs[0].log()
-    probs = []
-    for done in range(len(ids) + 1):
-        here = replace(ahead, automaton=replace(automaton, start=automaton.run(ids[:done])))
-        belief = lm.opening
-        if done:
-            belief = Belief(torch.tensor([ids[done - 1]], device=tables.device), log_filtered[done - 1, None])
-        probs.append(float(here.log_prob(tables, belief, len(ids) - done).double().exp()))
-    return ConstraintPath(repr(constraint), probs)

@@ -101,6 +101,7 @@ def explorer_data(
     source: Source | None = None,
     *,
     folder: str | Path | None = None,
+    data_dir: Path | None = None,
     texts: Sequence[str] | None = None,
     constraint: Constraint | None = None,
     top: int = 4,
@@ -114,6 +115,7 @@ def explorer_data(
         source: The text whose states are counted, as `vlhmm.reports.read_source` reads it. None: the validation text of the corpus
             that `folder` names, or where that cannot be read a text drawn from the model.
         folder: The folder of the model, which may tell of its training.
+        data_dir: The folder that holds ptb/ and wikitext-2/.
         texts: The texts that are analysed token by token; None: some lines of the source.
         constraint: A constraint whose probability is followed along these texts.
         top: Number of states of each of their tokens.
@@ -137,6 +139,7 @@ def explorer_data(
             lm,
             source,
             folder=folder,
+            data_dir=data_dir,
             texts=texts,
             constraint=constraint,
             top=top,
@@ -151,6 +154,7 @@ def exploring(
     source: Source | None = None,
     *,
     folder: str | Path | None = None,
+    data_dir: Path | None = None,
     texts: Sequence[str] | None = None,
     constraint: Constraint | None = None,
     top: int = 4,
@@ -158,12 +162,14 @@ def exploring(
     max_states: int = MAX_STATES,
 ) -> Generator[Progress, None, ExplorerData]:
     """`explorer_data`, telling how far it is."""
+    if isinstance(texts, str):
+        raise ValueError(f"texts is the text {texts!r}, but a sequence of texts is needed: [{texts!r}]")
     for name, value in (("top", top), ("max_tokens", max_tokens), ("max_states", max_states)):
         if value < 1:
             raise ValueError(f"{name} is {value}, but must be at least 1")
     tables = lm.hmm.tables
     if source is None:
-        source = _known_source(lm, folder)
+        source = _known_source(lm, folder, data_dir)
     source = first_tokens(source, max_tokens)
     analysed = []
     chosen = _lines(lm, source.tokens) if texts is None else list(texts)
@@ -198,11 +204,11 @@ def exploring(
     )
 
 
-def _known_source(lm: LanguageModel, folder: str | Path | None) -> Source:
+def _known_source(lm: LanguageModel, folder: str | Path | None, data_dir: Path | None) -> Source:
     """The validation text of the model's corpus; where that cannot be read, a text drawn from the model."""
     if folder is not None and read_plan(Path(folder)) is not None:
         try:
-            return read_source(lm, folder, default="valid")
+            return read_source(lm, folder, default="valid", data_dir=data_dir)
         except (OSError, ValueError):
             # The corpus is not on this machine, or no longer what it was.
             pass

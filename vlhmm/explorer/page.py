@@ -7,8 +7,11 @@ import hashlib
 import html
 import json
 from functools import cache
+from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
+from vlhmm.data.atomic import atomic_write
 from vlhmm.explorer.data import ExplorerData, page_values
 
 SCRIPTS = (
@@ -99,6 +102,60 @@ def explorer_page(data: ExplorerData, *, live: str | None = None) -> str:
 </body>
 </html>
 """
+
+
+@dataclass(frozen=True)
+class WrittenPage:
+    """A page that was written, and what it holds.
+
+    Example:
+        >>> from vlhmm.explorer import explorer_data, write_page
+        >>> written = write_page(explorer_data(vlhmm.load("demo-model"), texts=["the cat sees a bird"]), "page.html")
+        >>> written.num_states, written.num_texts
+        (48, 1)
+    """
+
+    file: str
+    num_bytes: int
+    num_states: int
+    states_shown: int
+    share_of_tokens: float
+    """The part of the text's tokens that the shown states emit, in expectation."""
+    text: str
+    """What the text is called whose states are counted."""
+    num_tokens: int
+    num_texts: int
+    """Texts that are read token by token."""
+
+
+def write_page(data: ExplorerData, file: str | Path) -> WrittenPage:
+    """Write `explorer_page` to a file; one that exists is replaced.
+
+    Args:
+        data: What the page shows.
+        file: The file.
+
+    Returns:
+        What was written.
+
+    Example:
+        >>> from vlhmm.explorer import explorer_data, write_page
+        >>> data = explorer_data(vlhmm.load("demo-model"), texts=["the cat sees a bird"])
+        >>> write_page(data, "page.html").num_bytes == len(open("page.html", "rb").read())
+        True
+    """
+    content = explorer_page(data).encode()
+    atomic_write(Path(file), content)
+    return WrittenPage(
+        file=str(file),
+        num_bytes=len(content),
+        num_states=data.num_states,
+        states_shown=len(data.states.number),
+        share_of_tokens=min(1.0, float(data.states.use.astype(float).sum()) / data.usage.num_tokens),
+        text=data.text,
+        num_tokens=len(data.tokens),
+        num_texts=len(data.texts),
+    )
 
 
 def _static(name: str) -> str:
