@@ -588,7 +588,7 @@ class LanguageModel:
     ) -> list[float]:
         """Compute P(a text satisfies the constraint | its first t tokens) for each t.
 
-        The text has as many tokens as `text`, and none of the tokens still to come is EOS.
+        The text has as many tokens as `text`. A text with EOS among its tokens does not satisfy a constraint.
 
         Args:
             text: The text that is followed, T tokens.

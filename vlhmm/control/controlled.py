@@ -77,7 +77,7 @@ class ControlledHMM:
         ahead = self._following(constraint, length, "none", time_limit).ahead
         filtered = self._hmm.filter([list(tokens)], belief=belief)
         probs = []
-        for done in range(length + 1):
+        for done in range(length):
             state = ahead.automaton.run(tokens[:done])
             here = replace(ahead, automaton=replace(ahead.automaton, start=state))
             known = belief
@@ -85,7 +85,7 @@ class ControlledHMM:
                 last = torch.tensor([tokens[done - 1]], device=tables.device)
                 known = Belief(last, filtered.probs[:, done - 1].log())
             probs.append(float(here.log_prob(tables, known, length - done).double().exp()))
-        return probs
+        return [*probs, float(ahead.automaton.accepts(tokens))]
 
     def sample(
         self,

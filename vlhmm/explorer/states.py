@@ -91,7 +91,8 @@ def describing_states(
     rank[chosen] = torch.arange(len(chosen), device=tables.device)
     share = (reading.occupancy / reading.occupancy.sum()).to(tables.dtype)
     words = _words(tables, share, rank)
-    log_word = torch.from_numpy(words.prob).to(tables.device).log()
+    # A product of small numbers may underflow; a lift is finite.
+    log_word = torch.from_numpy(words.prob).to(tables.device).clamp_min(torch.finfo(torch.float32).tiny).log()
     own, after, moves = yield from _moving(tables, chosen, log_word)
     next_prob, next_rank = _largest(moves, NEIGHBOURS)
     arrivals = moves.T * share[chosen]

@@ -45,12 +45,12 @@ class StateCard {
     const seen = new Map();
     for (let rank = 0; rank < data.numKept && seen.size < LISTED_STATES; rank += 1) {
       // Of one block the only one listed, unless there is but one block.
-      const key = data.num_blocks > 1 ? data.block(rank) : rank;
+      const key = data.blocks.length > 1 ? data.block(rank) : rank;
       if (!seen.has(key)) seen.set(key, rank);
     }
     const rows = [...seen.values()].map((rank) => stateButton(data, rank, null, this.onselect));
     return [
-      element("h2", {}, data.num_blocks > 1 ? "Most used states, one of each block" : "Most used states"),
+      element("h2", {}, data.blocks.length > 1 ? "Most used states, one of each block" : "Most used states"),
       element("p", { class: "hint" }, "Choose a state here or on the map. The first number is its expected tokens of the text, the second its own."),
       element("div", { class: "rows" }, rows),
     ];
@@ -64,7 +64,7 @@ class StateCard {
         "header",
         {},
         element("h2", { "data-state": data.number(rank) }, `State ${data.number(rank)}`),
-        blockChip(data.block(rank), this.getTheme()),
+        data.hasBlocks ? blockChip(data.block(rank), this.getTheme()) : null,
         button("×", () => this.onselect(null), { class: "close", "aria-label": "Close the card" }),
       ),
       element(

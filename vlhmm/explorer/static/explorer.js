@@ -35,7 +35,7 @@ class Explorer {
   heading(data, tablist) {
     const facts = [
       `${count(data.num_states)} states`,
-      `${count(data.num_blocks)} block${data.num_blocks === 1 ? "" : "s"}`,
+      data.hasBlocks ? `${count(data.num_blocks)} block${data.num_blocks === 1 ? "" : "s"}` : "no blocks",
       `${count(data.num_words)} words`,
       `${shortCount(data.num_parameters)} parameters`,
     ];

@@ -207,7 +207,7 @@ class StateMap {
       const [left, top] = this.place(rank);
       this.tip.replaceChildren(
         element("strong", {}, this.data.label(rank, 4)),
-        element("span", {}, `state ${this.data.number(rank)} · block ${this.data.block(rank)} · ${amount(this.data.use(rank))} tokens`),
+        element("span", {}, `state ${this.data.number(rank)}${this.data.hasBlocks ? ` · block ${this.data.block(rank)}` : ""} · ${amount(this.data.use(rank))} tokens`),
       );
       const onRight = left > this.size.width - 240;
       this.tip.style.left = `${onRight ? left - 12 : left + 12}px`;

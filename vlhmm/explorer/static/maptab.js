@@ -28,7 +28,8 @@ class MapView {
       "figcaption",
       {},
       `${shown} Near: the same words before, after and in the states. Size: expected tokens, ${amount(data.mostUsed)} for the largest. `,
-      `Colour: block; labels: the likeliest words of a block's most used state. Text: ${data.text.label}, first ${count(data.tokens.length)} tokens, perplexity ${fixed(data.text.perplexity, 1)}.`,
+      data.hasBlocks ? "Colour: block; labels: the likeliest words of a block's most used state. " : "",
+      `Text: ${data.text.label}, ${count(data.tokens.length)} tokens, perplexity ${fixed(data.text.perplexity, 1)}.`,
     );
   }
 

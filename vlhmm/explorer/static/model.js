@@ -1,5 +1,8 @@
 // What the page knows of the model, read from packed columns.
 
+// The smallest normal number of 32 bits: p(word) may be zero by underflow.
+const SMALLEST = 2 ** -126;
+
 class ModelData {
   constructor(values) {
     Object.assign(this, values);
@@ -13,6 +16,7 @@ class ModelData {
     this.numKept = this.states.number.values.length;
     this.rankOf = new Map(Array.from(this.states.number.values, (state, rank) => [state, rank]));
     this.wordOf = new Map(this.words.name.map((name, word) => [name, word]));
+    this.hasBlocks = this.blocks.length > 0;
     this.mostUsed = this.states.use.values[0] ?? 1;
   }
 
@@ -38,7 +42,7 @@ class ModelData {
     const found = [];
     for (let place = first.values[rank]; place < first.values[rank + 1]; place += 1) {
       const logProb = logProbs.values[place];
-      const logLift = logProb - Math.log(this.words.prob.values[word.values[place]]);
+      const logLift = logProb - Math.log(Math.max(SMALLEST, this.words.prob.values[word.values[place]]));
       const relevance = weight * logProb + (1 - weight) * logLift;
       found.push({ word: word.values[place], prob: Math.exp(logProb), lift: Math.exp(logLift), relevance });
     }

@@ -195,7 +195,7 @@ class ReadingView {
     return element(
       "section",
       { class: "one-state" },
-      element("h3", {}, `State ${state}`, blockChip(named.block, this.getTheme())),
+      element("h3", {}, `State ${state}`, this.data.hasBlocks ? blockChip(named.block, this.getTheme()) : null),
       element("p", { class: "words" }, named.words.map(({ word, prob }) => element("span", {}, shownToken(word), element("small", {}, ` ${probability(prob)}`), " "))),
       likely ? element("p", { class: "hint" }, last ? "What may come next:" : "It goes on to:") : null,
       likely ? element("div", { class: "rows" }, likely.next.map((next) => this.stateRow(next.state, next.prob))) : null,
