@@ -330,7 +330,7 @@ def test_a_typed_text_is_read_by_the_server(opened: Open, lm: vlhmm.LanguageMode
     page.get_by_label("Text", exact=True).fill("a list returns the value .")
     page.get_by_label("A phrase the text must contain").fill("value")
     page.get_by_role("button", name="Read", exact=True).click()
-    page.wait_for_function("document.querySelectorAll('.token').length === 6 && document.querySelector('.constraint-point')")
+    page.locator(".constraint-point").first.wait_for()
     expected = lm.score("a list returns the value .")
     assert values(page, ".token") == [token.log_prob for token in expected.tokens]
     assert asked[-1] == ({"text": "a list returns the value .", "constraint": {"contains": ["value"]}}, "Bearer secret")

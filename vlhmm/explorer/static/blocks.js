@@ -8,7 +8,8 @@ class BlocksView {
     Object.assign(this, { data, getTheme, onstate });
     this.chosen = 0;
     this.element = element("div", { class: "blocks-view" });
-    this.words = data.blocks.map(({ block }) => data.wordsOfBlock(block));
+    const words = data.wordsByBlock();
+    this.words = data.blocks.map(({ block }) => words.get(block));
     this.list = element("div", { class: "block-list", role: "listbox", "aria-label": "Blocks, those with most tokens first", onkeydown: (event) => this.key(event) });
     this.details = element("section", { class: "block", "aria-live": "polite" });
     this.redraw();

@@ -7,27 +7,28 @@ class Explorer {
     const getTheme = () => this.theme;
     const toMap = (rank) => {
       this.open(0);
-      this.map.select(rank);
-      this.map.map.canvas.focus({ preventScroll: true });
+      this.views[0].select(rank);
+      this.views[0].map.canvas.focus({ preventScroll: true });
     };
-    this.map = new MapView(data, getTheme);
-    this.views = [
-      ["Map", this.map],
-      ["Reading", new ReadingView(data, getTheme, analyse, toMap)],
-      ["Training", new TrainingView(data, getTheme)],
-      ["Blocks", new BlocksView(data, getTheme, toMap)],
+    // Made when they are first opened.
+    this.make = [
+      () => new MapView(data, getTheme),
+      () => new ReadingView(data, getTheme, analyse, toMap),
+      () => new TrainingView(data, getTheme),
+      () => new BlocksView(data, getTheme, toMap),
     ];
-    this.tabs = this.views.map(([name], place) =>
+    this.views = [];
+    this.tabs = ["Map", "Reading", "Training", "Blocks"].map((name, place) =>
       button(name, () => this.open(place), { role: "tab", id: `vx-tab-${place}`, "aria-controls": `vx-panel-${place}` }));
-    this.panels = this.views.map(([, view], place) =>
-      element("div", { role: "tabpanel", id: `vx-panel-${place}`, "aria-labelledby": `vx-tab-${place}` }, view.element));
+    this.panels = this.tabs.map((_, place) =>
+      element("div", { role: "tabpanel", id: `vx-panel-${place}`, "aria-labelledby": `vx-tab-${place}` }));
     const tablist = element("nav", { role: "tablist", "aria-label": "Views", onkeydown: (event) => this.key(event) }, this.tabs);
     root.replaceChildren(this.heading(data, tablist), element("main", {}, this.panels));
     this.open(0);
     this.dark = window.matchMedia("(prefers-color-scheme: dark)");
     this.recolour = () => {
       this.theme = new Theme(root);
-      this.views.forEach(([, view]) => view.redraw());
+      this.views.forEach((view) => view.redraw());
     };
     this.dark.addEventListener("change", this.recolour);
   }
@@ -49,7 +50,12 @@ class Explorer {
       tab.setAttribute("tabindex", place === chosen ? 0 : -1);
       this.panels[place].hidden = place !== chosen;
     });
-    if (chosen === 0) this.map.map.draw();
+    if (!this.views[chosen]) {
+      this.views[chosen] = this.make[chosen]();
+      this.panels[chosen].append(this.views[chosen].element);
+    }
+    // It may have been resized, or have got another theme, unseen.
+    if (chosen === 0) this.views[0].map.draw();
   }
 
   key(event) {
@@ -108,7 +114,7 @@ function render({ model, el }) {
 function openPage() {
   const values = JSON.parse(document.getElementById("data").textContent);
   const explorer = new Explorer(document.getElementById("explorer"), new ModelData(values), values.live ? askServer(values.live) : null);
-  document.documentElement.dataset.ready = explorer.views.length;
+  document.documentElement.dataset.ready = explorer.tabs.length;
 }
 
 export default { render };

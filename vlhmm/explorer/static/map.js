@@ -20,6 +20,7 @@ class StateMap {
     this.tip = element("div", { class: "tip", hidden: true });
     this.element = element("div", { class: "map-box" }, this.canvas, this.tip, this.zoomButtons());
     this.listen();
+    this.size = { width: 0, height: 0 };
     new ResizeObserver(() => this.draw()).observe(this.element);
   }
 
@@ -31,10 +32,6 @@ class StateMap {
       button("−", () => this.zoom(1 / 1.5), { "aria-label": "Zoom out" }),
       button("⤢", () => this.showAll(), { "aria-label": "Show all", title: "Show all" }),
     );
-  }
-
-  get size() {
-    return { width: this.element.clientWidth, height: this.element.clientHeight };
   }
 
   place(rank) {
@@ -53,7 +50,15 @@ class StateMap {
     return (1.5 + 9 * share) * Math.min(3, this.view.scale ** 0.4);
   }
 
+  // Many reasons to draw in one turn make one picture.
   draw() {
+    // Read once: a size that is asked for lays the page out anew.
+    this.size = { width: this.element.clientWidth, height: this.element.clientHeight };
+    this.awaited ??= requestAnimationFrame(() => this.drawNow());
+  }
+
+  drawNow() {
+    this.awaited = undefined;
     const { width, height } = this.size;
     if (!width || !height) return;
     const ratio = window.devicePixelRatio || 1;

@@ -100,12 +100,13 @@ class ModelData {
     return found.slice(0, most).map(([, , word]) => word);
   }
 
-  wordsOfBlock(block) {
-    const found = [];
-    this.words.block.values.forEach((of, word) => {
-      if (of === block) found.push(word);
-    });
-    return found.sort((one, other) => this.words.prob.values[other] - this.words.prob.values[one]);
+  // Of each block, most frequent first.
+  wordsByBlock() {
+    const found = new Map(this.blocks.map(({ block }) => [block, []]));
+    this.words.block.values.forEach((block, word) => found.get(block)?.push(word));
+    const { values } = this.words.prob;
+    found.forEach((words) => words.sort((one, other) => values[other] - values[one]));
+    return found;
   }
 
   statesOfBlock(block) {

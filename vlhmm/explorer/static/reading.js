@@ -22,8 +22,8 @@ class ReadingView {
         element("code", {}, "vlhmm serve"), " or ", element("code", {}, "vlhmm explore MODEL \"your text\""), ".",
       );
     }
-    const text = element("input", { type: "text", name: "text", placeholder: "Type a text to be read", "aria-label": "Text", required: true, spellcheck: "false" });
-    const phrase = element("input", { type: "text", name: "contains", placeholder: "must contain (optional)", "aria-label": "A phrase the text must contain", spellcheck: "false" });
+    const text = element("input", { type: "text", placeholder: "Type a text to be read", "aria-label": "Text", required: true, spellcheck: "false" });
+    const phrase = element("input", { type: "text", placeholder: "must contain (optional)", "aria-label": "A phrase the text must contain", spellcheck: "false" });
     return element(
       "form",
       {
