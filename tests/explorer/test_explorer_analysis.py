@@ -19,7 +19,14 @@ TEXT = "the cat sees the bird"
 def lm(request: pytest.FixtureRequest) -> vlhmm.LanguageModel:
     corpus = tiny_corpus(40)
     blocks = vlhmm.brown_clusters(corpus.train, 5, vocab_size=corpus.tokenizer.vocab_size)
-    model = vlhmm.neural_hmm(blocks, 3, 16, eos_id=corpus.tokenizer.eos_id, reset="eos" if request.param else "carry", generator=torch.Generator().manual_seed(0))
+    model = vlhmm.neural_hmm(
+        blocks,
+        3,
+        16,
+        eos_id=corpus.tokenizer.eos_id,
+        reset="eos" if request.param else "carry",
+        generator=torch.Generator().manual_seed(0),
+    )
     return vlhmm.LanguageModel(model, corpus.tokenizer)
 
 

@@ -121,7 +121,9 @@ def test_the_reading_shows_what_the_commands_print(opened: Open, folder: Path) -
     for column, (token, best) in enumerate(zip(posterior["tokens"], path["tokens"], strict=True)):
         pills = f'.pill[data-column="{column}"]'
         expected = {one["state"]: one["prob"] for one in token["states"]}
-        found = page.eval_on_selector_all(pills, "all => all.map((one) => [one.dataset.state, one.dataset.value ?? null])")
+        found = page.eval_on_selector_all(
+            pills, "all => all.map((one) => [one.dataset.state, one.dataset.value ?? null])"
+        )
         assert {int(state): float(prob) for state, prob in found if prob is not None} == expected
         on_path = f'{pills}[aria-label$="on the likeliest path"]'
         assert states(page, on_path) == [best["state"]]
@@ -163,7 +165,9 @@ def test_cards_show_what_inspect_prints(opened: Open, folder: Path) -> None:
         assert words[: len(expected)] == [word for word, _ in expected]
         probs = values(page, ".card .relevant li")[: len(expected)]
         assert probs == pytest.approx([prob for _, prob in expected], rel=1e-5)
-        assert values(page, ".card .next .state-row") == pytest.approx([prob for _, prob in one["next_states"]], rel=1e-5)
+        assert values(page, ".card .next .state-row") == pytest.approx(
+            [prob for _, prob in one["next_states"]], rel=1e-5
+        )
         assert states(page, ".card .next .state-row") == [state["state"] for state, _ in one["next_states"]]
 
 
@@ -343,7 +347,9 @@ def test_a_typed_text_is_read_by_the_server(opened: Open, lm: vlhmm.LanguageMode
     page.seen.errors.clear()
 
 
-def test_a_page_of_the_most_used_states_says_how_many_there_are(opened: Open, lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+def test_a_page_of_the_most_used_states_says_how_many_there_are(
+    opened: Open, lm: vlhmm.LanguageModel, tmp_path: Path
+) -> None:
     # No training run, no corpus: a text drawn from the model; and no texts to read.
     data = explorer_data(lm, texts=[], max_states=3)
     file = tmp_path / "few.html"

@@ -54,7 +54,9 @@ def test_words_have_the_probabilities_that_the_states_use_gives_them(kind: Kind)
         expected = np.sort(of_word)[::-1][: words.state.shape[1]]
         np.testing.assert_allclose(words.state_prob[word], expected, rtol=1e-4, atol=1e-7)
         for rank, prob in zip(words.state[word], words.state_prob[word], strict=True):
-            assert (rank >= 0 and of_word[states.number[rank]] == pytest.approx(prob, rel=1e-4, abs=1e-7)) or prob < 1e-6
+            assert (
+                rank >= 0 and of_word[states.number[rank]] == pytest.approx(prob, rel=1e-4, abs=1e-7)
+            ) or prob < 1e-6
 
 
 @every_kind
@@ -72,7 +74,7 @@ def test_every_weight_finds_its_most_relevant_words_among_those_kept(kind: Kind)
         log_lift = log_prob - np.log(np.maximum(words.prob[possible], floor))
         for weight in LAMBDAS:
             relevance = weight * log_prob + (1 - weight) * log_lift
-            least = np.sort(relevance)[::-1][: RELEVANT_WORDS][-1]
+            least = np.sort(relevance)[::-1][:RELEVANT_WORDS][-1]
             clearly = possible[relevance > least + 1e-4]
             assert set(clearly) <= set(states.word[kept])
 
@@ -91,7 +93,9 @@ def test_neighbours_are_the_likeliest_states_after_and_before(kind: Kind) -> Non
         expected = np.sort(probs, axis=1)[:, ::-1][:, : found.shape[1]]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
         chosen = np.take_along_axis(probs, ranks.clip(0), axis=1)
-        np.testing.assert_allclose(np.where(ranks >= 0, chosen, 0), np.where(ranks >= 0, found, 0), rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            np.where(ranks >= 0, chosen, 0), np.where(ranks >= 0, found, 0), rtol=1e-4, atol=1e-7
+        )
 
 
 @every_kind
@@ -140,7 +144,9 @@ def test_the_map_keeps_clusters_together_and_parts_equal_points() -> None:
     assert float(distance[0, 1]) > 0
 
 
-@pytest.mark.parametrize("column", [np.array([0, -1, 127]), np.array([40_000]), np.array([], np.int64), np.ones((2, 3)) / 3])
+@pytest.mark.parametrize(
+    "column", [np.array([0, -1, 127]), np.array([40_000]), np.array([], np.int64), np.ones((2, 3)) / 3]
+)
 def test_packed_columns_hold_the_numbers(column: np.ndarray) -> None:
     import base64
 

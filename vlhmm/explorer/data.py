@@ -303,14 +303,10 @@ def page_values(data: ExplorerData) -> dict[str, Any]:
 
 def packed(column: NDArray[Any]) -> dict[str, Any]:
     """A column of numbers as base64, little-endian: floats in 32 bits, integers in the fewest that hold them."""
-    if np.issubdtype(column.dtype, np.floating):
-        kind = np.dtype("<f4")
-    else:
+    kind: np.dtype[Any] = np.dtype("<f4")
+    if not np.issubdtype(column.dtype, np.floating):
         least, most = (int(column.min()), int(column.max())) if column.size else (0, 0)
-        kind = next(
-            np.dtype(kind)
-            for kind in ("<i1", "<i2", "<i4")
-            if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max
-        )
+        kinds = [np.dtype(name) for name in ("<i1", "<i2", "<i4")]
+        kind = next(one for one in kinds if np.iinfo(one).min <= least and most <= np.iinfo(one).max)
     content = base64.b64encode(np.ascontiguousarray(column, dtype=kind).tobytes()).decode()
     return {"type": kind.name, "shape": list(column.shape), "base64": content}

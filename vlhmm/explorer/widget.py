@@ -83,7 +83,7 @@ def _widget_class() -> Any:
     except ImportError:
         raise ValueError('the explorer in a notebook needs anywidget: pip install "vlhmm[notebook]"') from None
 
-    class ExplorerWidget(anywidget.AnyWidget):  # type: ignore[misc]
+    class ExplorerWidget(anywidget.AnyWidget):
         _esm = module_text()
         _css = style_text()
         data = traitlets.Unicode().tag(sync=True)
