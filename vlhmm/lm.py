@@ -22,6 +22,7 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.predict import likeliest_tokens, without_token
 from vlhmm.inference.sampling import StateWords, require_drawn
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
@@ -29,8 +30,9 @@ from vlhmm.tables import Belief
 from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior, TokenScore
 from vlhmm.text.explain import explain
 from vlhmm.text.infilling import infill_text
-from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
+from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
 from vlhmm.text.stream import TextStream
+from vlhmm.text.word_gaps import MAX_WORD_TOKENS, WordGaps, infill_words, word_gaps
 from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 
 
@@ -178,12 +180,13 @@ class LanguageModel:
         names = [self.tokenizer.token(token) for token in ids[0].tolist()]
         return Score([TokenScore(name, value) for name, value in zip(names, log_probs[0].tolist(), strict=True)])
 
-    def next_tokens(self, text: str = "", top: int = 10) -> list[tuple[str, float]]:
+    def next_tokens(self, text: str = "", top: int = 10, *, unk: bool = False) -> list[tuple[str, float]]:
         """Return the most likely next tokens after `text`.
 
         Args:
             text: The text so far.
             top: Number of tokens.
+            unk: Return the unknown token too; without it, probabilities are p(token | text, the token is not unknown).
 
         Returns:
             Tokens with their probabilities, most likely first.
@@ -197,11 +200,10 @@ class LanguageModel:
             [('bird', 0.6), ('fish', 0.4)]
         """
         check_count("top", top)
-        probs = self.hmm.next_token_probs(self._belief_after(text))[0]
-        best = probs.topk(min(top, probs.shape[0]))
+        probs, tokens = likeliest_tokens(self.hmm.next_token_probs(self._belief_after(text)), top, self._never(unk))
         return [
             (self.tokenizer.token(token), prob)
-            for prob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            for prob, token in zip(probs[0].tolist(), tokens[0].tolist(), strict=True)
         ]
 
     def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]:
@@ -335,23 +337,28 @@ class LanguageModel:
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> Infilling:
         """Compute what may stand in the gaps of `text`, given the rest of it.
 
-        `___` is a gap of `gap[0]` to `gap[1]` tokens, `___{2}` one of two, `___{1,4}` one of one to four. Where the number of tokens is
-        open, all numbers have the same prior probability. EOS is never filled in.
+        `___` is a missing word. Where tokens are parts of words it is a word of one to `max_gap_tokens` tokens, without white space
+        inside, and probabilities are those of words: sums over all tokens that spell them. `___{2}` is a gap of two tokens, `___{1,4}`
+        one of one to four; where their number is open, all numbers have the same prior probability. EOS is never filled in.
 
         Args:
             text: The text with its gaps.
             num: Number of samples.
-            top: Number of tokens that are returned for each position.
-            gap: Smallest and largest number of tokens of a gap `___`.
+            top: Number of tokens that are returned for each position, or of words for each gap.
+            gap: Smallest and largest number of tokens of a gap `___`; None: a word.
+            max_gap_tokens: Largest number of tokens of a word, where tokens are parts of words.
             eos: The text ends after its last word.
             exclude: Tokens that are never filled in.
+            unk: Fill in the unknown token too.
             generator: Random numbers of the samples; None: the global generator of PyTorch.
 
         Returns:
@@ -373,8 +380,17 @@ class LanguageModel:
         check_count("num", num, at_least=0)
         check_count("top", top)
         check_generator(generator, self.hmm.tables.device)
-        if not isinstance(gap, Sequence) or len(gap) != 2 or not all(is_integer(bound) for bound in gap):
-            raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
+        check_count("max_gap_tokens", max_gap_tokens)
+        if max_gap_tokens > MAX_GAP_TOKENS:
+            raise ValueError(f"max_gap_tokens is {max_gap_tokens}, but {MAX_GAP_TOKENS} is the limit: take fewer")
+        if gap is None:
+            default = Gap(1, 1) if self.tokenizer.word_level else None
+        elif isinstance(gap, Sequence) and len(gap) == 2 and all(is_integer(bound) for bound in gap):
+            default = Gap(*gap)
+        else:
+            raise ValueError(
+                f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4); None stands for a word"
+            )
         if isinstance(exclude, str):
             raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
@@ -382,12 +398,18 @@ class LanguageModel:
             raise ValueError(
                 f"exclude has {exclude[left_out.index(None)]!r}, which is none of the {self.tokenizer.vocab_size} tokens"
             )
-        pieces, gaps = split_at_gaps(text, Gap(*gap))
+        pieces, gaps = split_at_gaps(text, default)
         ids = encode_pieces(self.tokenizer, pieces)
         if eos and self.tokenizer.eos_id is not None:
             ids[-1].append(self.tokenizer.eos_id)
-        never = [token for token in (*left_out, self.tokenizer.eos_id) if token is not None]
-        return infill_text(self.hmm, self.tokenizer, self._opening, ids, gaps, never, num, top, generator)
+        never = [token for token in (*left_out, self.tokenizer.eos_id, self._never(unk)) if token is not None]
+        tokens_asked = [one for one in gaps if one is not None]
+        if len(tokens_asked) == len(gaps):
+            return infill_text(self.hmm, self.tokenizer, self._opening, ids, tokens_asked, never, num, top, generator)
+        words = word_gaps(self.tokenizer, pieces, gaps, max_gap_tokens)
+        transition = self._controlled.transition
+        found = WordGaps(self.hmm, self.tokenizer, self._opening, ids, words, never, transition)
+        return infill_words(found, num, top, generator)
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """Return a state with the words that it emits most.
@@ -428,6 +450,7 @@ class LanguageModel:
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[str]:
@@ -435,6 +458,10 @@ class LanguageModel:
 
         With a constraint and temperature 1, they are exact samples of p(continuation | prompt, constraint). The constraint holds at
         any temperature, and with `top_k` or `top_p` too. It is on the new tokens, not on the prompt.
+
+        The unknown token is not drawn. Without a constraint each token is drawn from p(token | text so far, the token is not
+        unknown), as `next_tokens` gives it. A constraint is met together with that: p(continuation | prompt, constraint, no token is
+        unknown).
 
         Args:
             prompt: Where the text begins.
@@ -444,6 +471,7 @@ class LanguageModel:
             top_k: Draw among the `top_k` most likely next tokens; None: among all.
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Draw the unknown token too.
             generator: Random numbers; None: the global generator of PyTorch.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
@@ -467,18 +495,24 @@ class LanguageModel:
         check_count("max_tokens", max_tokens)
         check_count("num", num)
         check_generator(generator, self.hmm.tables.device)
-        choice = Choice(temperature, top_k, top_p)
+        choice, never = Choice(temperature, top_k, top_p), self._never(unk)
         belief = self._possible_belief_after(prompt)
         if constraint is None:
-            drawn = self._sample(num, max_tokens, belief, choice, generator)
+            drawn = self._sample(num, max_tokens, belief, choice, generator, never)
         else:
             drawn = self._controlled.sample(
-                constraint, num, max_tokens, belief, choice, generator, time_limit=time_limit
+                constraint, num, max_tokens, belief, choice, generator, never=never, time_limit=time_limit
             )
         return [self._continued(prompt, row) for row in drawn]
 
     def _sample(
-        self, num: int, max_tokens: int, belief: Belief | None, choice: Choice, generator: torch.Generator | None
+        self,
+        num: int,
+        max_tokens: int,
+        belief: Belief | None,
+        choice: Choice,
+        generator: torch.Generator | None,
+        never: int | None,
     ) -> list[list[int]]:
         tables, eos = self.hmm.tables, self.tokenizer.eos_id
         # Copies of the probabilities of all words, which top_p sorts; the belief; the transition tiles of one step, at most
@@ -496,7 +530,7 @@ class LanguageModel:
         texts: list[list[int]] = [[] for _ in range(num)]
         going = torch.arange(num, device=tables.device)
         for left in range(max_tokens, 0, -1):
-            log_probs = self.hmm.next_token_probs(belief).expand(len(going), -1).log()
+            log_probs = without_token(self.hmm.next_token_probs(belief), never).expand(len(going), -1).log()
             # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
             noise = log_probs.new_empty(num, tables.num_words).exponential_(generator=generator)
             token = (choice.log_weights(log_probs) - noise[going].log()).argmax(-1)
@@ -518,6 +552,7 @@ class LanguageModel:
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> BestText:
         """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
@@ -526,6 +561,7 @@ class LanguageModel:
             prompt: Where the text begins.
             max_tokens: New tokens, at most; a text ends at EOS or there.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Let the unknown token be in the text too.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
@@ -544,7 +580,8 @@ class LanguageModel:
         check_text("prompt", prompt)
         check_count("max_tokens", max_tokens)
         belief = self._possible_belief_after(prompt)
-        best = self._controlled.best(constraint, max_tokens, belief, time_limit=time_limit)
+        never = self._never(unk)
+        best = self._controlled.best(constraint, max_tokens, belief, never=never, time_limit=time_limit)
         return BestText(self._continued(prompt, best.tokens), best.log_prob)
 
     def constraint_probability(
@@ -615,6 +652,10 @@ class LanguageModel:
     @cached_property
     def _controlled(self) -> ControlledHMM:
         return ControlledHMM(self.hmm, self.tokenizer)
+
+    def _never(self, unk: bool) -> int | None:
+        """The token that is not drawn, unless `unk` asks for it."""
+        return None if unk else self.tokenizer.undrawn_id
 
     def _possible_belief_after(self, prompt: str) -> Belief | None:
         belief = self._belief_after(prompt)

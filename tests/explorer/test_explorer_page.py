@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vlhmm
+from vlhmm.cli import main
 from vlhmm.explorer import explorer_data, explorer_page, write_page
 from vlhmm.explorer.page import module_text
 from vlhmm.reports import as_json
@@ -106,3 +107,28 @@ def test_a_notebook_shows_the_page_and_reads_what_is_typed(lm: vlhmm.LanguageMod
 def test_what_makes_no_page_is_refused(lm: vlhmm.LanguageModel, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         explorer_data(lm, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "page.txt"], "let it end in .html"),
+        (["--regex", "("], "("),
+        (["the file", "--split", "test", "--corpus", "text.txt"], "is one text"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    folder: Path,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setattr("sys.argv", ["vlhmm", "explore", str(folder), *arguments])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not Path("explorer.html").exists()

@@ -15,7 +15,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.best import BestContinuation, best_constrained
 from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
-from vlhmm.control.possible import ending_at, raise_impossible
+from vlhmm.control.possible import ending_at, raise_impossible, without
 from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
@@ -44,7 +44,7 @@ class ControlledHMM:
     def __init__(self, hmm: HMM, tokenizer: Tokenizer) -> None:
         self._hmm = hmm
         self._tokenizer = tokenizer
-        self._transition = TransitionMatrix(hmm.tables)
+        self.transition = TransitionMatrix(hmm.tables)
         self._cache = LookaheadCache()
 
     def probability(
@@ -96,11 +96,12 @@ class ControlledHMM:
         choice: Choice,
         generator: torch.Generator | None,
         *,
+        never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[list[int]]:
-        """Continuations x ~ p(x | constraint), each up to EOS or `max_tokens` tokens."""
-        following = self._following(constraint, max_tokens, "may", time_limit)
-        self._require_possible(constraint, following.ahead, max_tokens, belief, time_limit)
+        """Continuations x ~ p(x | constraint, no token is `never`), each up to EOS or `max_tokens` tokens."""
+        following = self._following(constraint, max_tokens, "may", time_limit, never)
+        self._require_possible(constraint, following.ahead, max_tokens, belief, time_limit, never)
         return sample_constrained(
             following,
             belief,
@@ -117,40 +118,49 @@ class ControlledHMM:
         max_tokens: int,
         belief: Belief | None,
         *,
+        never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> BestContinuation:
-        """The likeliest continuation with its states, up to EOS or of `max_tokens` tokens."""
+        """The likeliest continuation with its states, up to EOS or of `max_tokens` tokens, none of them `never`."""
         tables = self._hmm.tables
         if constraint is None:
             constraint = _anything(tables.num_words)
-        automaton = self._automaton(constraint, "may", time_limit)
-        log_ahead = tables.log_start if belief is None else self._transition.log_ahead(belief)[0]
+        automaton = self._automaton(constraint, "may", time_limit, never)
+        log_ahead = tables.log_start if belief is None else self.transition.log_ahead(belief)[0]
         found = best_constrained(tables, automaton, log_ahead, max_tokens, eos_id=self._tokenizer.eos_id)
         if found is None:
             ahead = lookahead(tables, automaton, max_tokens)
-            self._require_possible(constraint, ahead, max_tokens, belief, time_limit)
+            self._require_possible(constraint, ahead, max_tokens, belief, time_limit, never)
         assert found is not None
         return found
 
-    def _automaton(self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None) -> Automaton:
+    def _automaton(
+        self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None, never: int | None = None
+    ) -> Automaton:
         if not isinstance(constraint, Automaton):
             check_constraint(constraint)
             constraint = constraint.compile(self._tokenizer, time_limit=time_limit)
-        automaton = constraint
+        automaton = without(constraint, never)
         eos_id = self._tokenizer.eos_id
         if ending == "none" or eos_id is None:
             return automaton
         return ending_at(automaton, [eos_id], required=ending == "must")
 
     def _following(
-        self, constraint: Constraint | Automaton, steps: int, ending: Ending, time_limit: float | None
+        self,
+        constraint: Constraint | Automaton,
+        steps: int,
+        ending: Ending,
+        time_limit: float | None,
+        never: int | None = None,
     ) -> ConstrainedTokens:
         def make() -> ConstrainedTokens:
             tables = self._hmm.tables
-            ahead = lookahead(tables, self._automaton(constraint, ending, time_limit), steps, self._transition)
-            return ConstrainedTokens(tables, ahead, self._transition)
+            automaton = self._automaton(constraint, ending, time_limit, never)
+            ahead = lookahead(tables, automaton, steps, self.transition)
+            return ConstrainedTokens(tables, ahead, self.transition)
 
-        return self._cache.get((constraint, ending), steps, make)
+        return self._cache.get((constraint, ending, never), steps, make)
 
     def _require_possible(
         self,
@@ -159,16 +169,17 @@ class ControlledHMM:
         max_tokens: int,
         belief: Belief | None,
         time_limit: float | None,
+        never: int | None,
     ) -> None:
         tables = self._hmm.tables
 
         def possible(automaton: Automaton) -> bool:
-            part = lookahead(tables, automaton, max_tokens, self._transition)
+            part = lookahead(tables, automaton, max_tokens, self.transition)
             return not bool(part.log_prob(tables, belief, max_tokens).isinf())
 
         if bool(ahead.log_prob(tables, belief, max_tokens).isinf()):
             texts = TokenTexts.of(self._tokenizer)
-            compiled = partial(self._automaton, ending="may", time_limit=time_limit)
+            compiled = partial(self._automaton, ending="may", time_limit=time_limit, never=never)
             raise_impossible(constraint, texts, compiled, possible, max_tokens, time_limit)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.tables import Belief, Tables
 
 ROW_BYTES = 1 << 26
@@ -50,3 +51,29 @@ def next_token_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B 
     if support.num_groups == 1:
         return state_probs[:, support.states_of_group[0]] @ emission.T
     return torch.stack([(row[support.states_of_group][support.group_of_word] * emission).sum(1) for row in state_probs])
+
+
+def without_token(probs: Float[Tensor, "B X"], token: int | None) -> Float[Tensor, "B X"]:
+    """p(x_t+1 | x_<=t, x_t+1 is not `token`); None: p(x_t+1 | x_<=t) as it is. Of an impossible past all are 0."""
+    if token is None:
+        return probs
+    others = probs.clone()
+    others[:, token] = 0
+    total = others.sum(1, keepdim=True)
+    if bool(((total == 0) & (probs[:, token, None] > 0)).any()):
+        raise ImpossibleTextError(
+            f"nothing but token {token} can follow, which is left out as unknown: ask for it too, with unk=True (--allow-unk)"
+        )
+    return others / torch.where(total > 0, total, 1)
+
+
+def likeliest_tokens(
+    probs: Float[Tensor, "B X"], top: int, without: int | None = None
+) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B N"]]:
+    """The most likely tokens with their probabilities, one of them left out."""
+    num_words = probs.shape[1]
+    if without is not None and num_words > 1:
+        probs, num_words = without_token(probs, without), num_words - 1
+        probs[:, without] = -1
+    best = probs.topk(min(top, num_words), dim=1)
+    return best.values, best.indices
