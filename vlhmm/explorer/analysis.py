@@ -70,7 +70,7 @@ class AnalysedToken:
     path: int
     """The state of the most likely path."""
     infill: list[TokenProb]
-    """The most likely tokens in its place, with p(token | all other tokens). EOS is none of them."""
+    """The most likely tokens in its place, with p(token | all other tokens). EOS and the unknown token are none of them."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ def _infilling(lm: LanguageModel, text: str) -> list[list[TokenProb]]:
     tables, tokenizer = lm.hmm.tables, lm.tokenizer
     ids = torch.tensor(tokenizer.encode(text), device=tables.device)
     allowed = torch.ones(tables.num_words, dtype=torch.bool, device=tables.device)
-    if tokenizer.eos_id is not None:
-        allowed[tokenizer.eos_id] = False
+    # As `LanguageModel.infill` fills in.
+    allowed[[token for token in (tokenizer.eos_id, tokenizer.unk_id) if token is not None]] = False
     likely = []
     # Side by side, each text with its own gap: messages over all states are made for every text and position that has gaps.
     at_once = max(1, math.isqrt(GAP_BYTES // (40 * tables.num_states)))
