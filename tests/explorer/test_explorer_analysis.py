@@ -52,7 +52,7 @@ def test_an_analysis_says_what_explain_and_viterbi_say(lm: vlhmm.LanguageModel) 
 
 def test_words_in_place_of_each_word_are_those_of_enumeration(lm: vlhmm.LanguageModel) -> None:
     ids = lm.tokenizer.encode(TEXT)
-    never = (lm.tokenizer.eos_id, lm.tokenizer.unk_id)
+    never = (lm.tokenizer.eos_id, lm.tokenizer.undrawn_id)
     words = [word for word in range(lm.tokenizer.vocab_size) if word not in never]
     for position, token in enumerate(analyse_text(lm, TEXT).tokens):
         texts = torch.tensor([[*ids[:position], word, *ids[position + 1 :]] for word in words])

@@ -180,7 +180,7 @@ def _infilling(lm: LanguageModel, text: str) -> list[list[TokenProb]]:
     ids = torch.tensor(tokenizer.encode(text), device=tables.device)
     allowed = torch.ones(tables.num_words, dtype=torch.bool, device=tables.device)
     # As `LanguageModel.infill` fills in.
-    allowed[[token for token in (tokenizer.eos_id, tokenizer.unk_id) if token is not None]] = False
+    allowed[[token for token in (tokenizer.eos_id, tokenizer.undrawn_id) if token is not None]] = False
     likely = []
     # Side by side, each text with its own gap: messages over all states are made for every text and position that has gaps.
     at_once = max(1, math.isqrt(GAP_BYTES // (40 * tables.num_states)))
