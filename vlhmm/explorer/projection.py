@@ -26,8 +26,8 @@ def principal_components(points: Float[Tensor, "S D"], count: int) -> Float[Tens
     _, axes = torch.linalg.eigh(centred.T @ centred)
     along = centred @ axes.flip(1)[:, :count]
     largest = along.gather(0, along.abs().argmax(0, keepdim=True))
-    signs: Float[Tensor, "1 C"] = torch.where(largest < 0, -1.0, 1.0)
-    return along * signs
+    signed: Float[Tensor, "S C"] = along * torch.where(largest < 0, -1.0, 1.0)
+    return signed
 
 
 def neighbour_map(points: Float[Tensor, "S D"], generator: torch.Generator) -> Float[Tensor, "S 2"]:
