@@ -94,11 +94,15 @@ class LanguageModel:
     def _state_words(self) -> StateWords:
         return StateWords(self.hmm.tables)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write model, tokenizer and `about` to a folder, which `vlhmm.load` reads.
 
         Args:
             folder: The folder. It is made if it does not exist; a model that it holds is replaced.
+            dtype: torch.bfloat16 halves the file, and rounds the weights to 8 bits of mantissa; None: the weights as they are.
+
+        Raises:
+            ValueError: `dtype` is another one.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
@@ -106,7 +110,17 @@ class LanguageModel:
             >>> vlhmm.load("copy").score("the cat") == lm.score("the cat")
             True
         """
-        save_model(Path(folder), self.model, self.tokenizer, self.about)
+        if dtype not in (None, torch.bfloat16):
+            raise ValueError(
+                f"dtype is {dtype}, but must be torch.bfloat16 or None, which keeps the weights as they are"
+            )
+        weights = self.model.state_dict()
+        if dtype is not None:
+            # Tables of integers, and numbers that the support is read from, stay.
+            weights = {
+                name: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()
+            }
+        save_model(Path(folder), self.model, self.tokenizer, self.about, weights)
 
     def perplexity(self, tokens: Tokens) -> float:
         """Compute exp(-log p(x) / number of tokens) of a text, as one exact stream.
