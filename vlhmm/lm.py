@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 import torch
@@ -15,8 +16,12 @@ from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.data import Tokenizer, Tokens
+from vlhmm.data.atomic import atomic_write
+from vlhmm.data.json_file import read_json_object
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
+from vlhmm.hub import CARD, fetched_folder, upload_folder
+from vlhmm.hub.card import model_card
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.past import Past
 from vlhmm.models import Model
@@ -31,6 +36,7 @@ from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
 from vlhmm.text.queries import TextQueries
 from vlhmm.text.stream import TextStream
 from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
+from vlhmm.training.run_folder import RESULTS
 
 
 class LanguageModel:
@@ -126,6 +132,167 @@ class LanguageModel:
             True
         """
         save_model(Path(folder), self.model, self.tokenizer, self.about)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+    ) -> LanguageModel:
+        """Load a language model from a folder, or from the Hugging Face hub.
+
+        Arguments have the names of `huggingface_hub.ModelHubMixin`. With the environment variable `HF_HUB_OFFLINE=1`, and with
+        `local_files_only`, only what was downloaded before is read.
+
+        Args:
+            pretrained_model_name_or_path: A model folder, or OWNER/NAME on the hub. A folder of that name is preferred.
+            device: Where the model is placed.
+            revision: Branch, tag or commit of the repository; None: its main branch.
+            cache_dir: Where downloads are kept; None: the cache of huggingface_hub.
+            force_download: Download again what is there already.
+            local_files_only: Download nothing.
+            token: Access token of the hub; None: that of `hf auth login`.
+
+        Returns:
+            The language model.
+
+        Raises:
+            ImportError: A name of the hub is given, and huggingface_hub is missing: `pip install 'vlhmm[hub]'`.
+            ValueError: There is no such folder or repository, or it holds no model.
+
+        Example:
+            >>> lm = vlhmm.LanguageModel.from_pretrained("demo-model")
+            >>> lm.save_pretrained("for-others")
+            >>> vlhmm.LanguageModel.from_pretrained("for-others").score("the cat") == lm.score("the cat")
+            True
+        """
+        folder = fetched_folder(
+            pretrained_model_name_or_path,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        return load(folder, device)
+
+    def save_pretrained(
+        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **push: Any
+    ) -> str | None:
+        """Write the model with its model card, as a repository of the Hugging Face hub holds it.
+
+        Args:
+            save_directory: The folder. It is made if it does not exist. A README.md that is there already is left alone.
+            repo_id: OWNER/NAME on the hub; it stands in the model card.
+            push_to_hub: Push the model too, to `repo_id`, or to a repository with the name of the folder.
+            **push: Further arguments of `push_to_hub`.
+
+        Returns:
+            The URL of the commit if the model was pushed, else None.
+
+        Raises:
+            ValueError: Arguments of `push_to_hub` are given without it, or pushing fails.
+
+        Example:
+            >>> from pathlib import Path
+            >>> vlhmm.load("demo-model").save_pretrained("for-others")
+            >>> "library_name: vlhmm" in Path("for-others/README.md").read_text()
+            True
+        """
+        if push and not push_to_hub:
+            raise ValueError(f"{', '.join(push)} is for pushing, but push_to_hub is False: leave it out")
+        folder = Path(save_directory)
+        about = self._with_results()
+        save_model(folder, self.model, self.tokenizer, about)
+        if not (folder / CARD).exists():
+            atomic_write(folder / CARD, model_card(self.model, self.tokenizer, about, repo_id).encode())
+        return self.push_to_hub(repo_id or folder.resolve().name, **push) if push_to_hub else None
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Push a model with vlhmm",
+        private: bool | None = None,
+        token: str | None = None,
+        branch: str | None = None,
+        create_pr: bool | None = None,
+        allow_patterns: list[str] | str | None = None,
+        ignore_patterns: list[str] | str | None = None,
+        delete_patterns: list[str] | str | None = None,
+    ) -> str:
+        """Upload the model with its model card to the Hugging Face hub, in one commit.
+
+        Arguments have the names of `huggingface_hub.ModelHubMixin`.
+
+        Args:
+            repo_id: OWNER/NAME of the repository, which is made if it does not exist.
+            commit_message: The message of the commit.
+            private: Whether a repository that is made is private; None: as the account has it.
+            token: Access token of the hub; None: that of `hf auth login`.
+            branch: The branch to push to; None: main.
+            create_pr: Open a pull request instead.
+            allow_patterns: Upload only files that match one of these.
+            ignore_patterns: Leave out files that match one of these.
+            delete_patterns: Delete files of the repository that match one of these.
+
+        Returns:
+            The URL of the commit.
+
+        Raises:
+            ImportError: huggingface_hub is missing: `pip install 'vlhmm[hub]'`.
+            ValueError: The hub refuses, or cannot be reached.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, repo_id=repo_id)
+            return upload_folder(
+                Path(folder),
+                repo_id,
+                commit_message=commit_message,
+                private=private,
+                token=token,
+                branch=branch,
+                create_pr=create_pr,
+                allow_patterns=allow_patterns,
+                ignore_patterns=ignore_patterns,
+                delete_patterns=delete_patterns,
+            )
+
+    def _with_results(self) -> dict[str, Any]:
+        """`about`, and the figures of the run that wrote the model's folder."""
+        results = None if self._folder is None else self._folder / RESULTS
+        if "results" in self.about or results is None or not results.is_file():
+            return self.about
+        return {**self.about, "results": read_json_object(results)}
+
+    def to(self, device: torch.device | str) -> LanguageModel:
+        """Move the model to another device, as `torch.nn.Module.to` does: in place.
+
+        Args:
+            device: The new device.
+
+        Returns:
+            This language model.
+
+        Raises:
+            ValueError: This machine has no such device.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model").to("cpu")
+            >>> lm.hmm.tables.device
+            device(type='cpu')
+        """
+        self.model.to(as_device(device))
+        # They hold tensors on the old device.
+        for name in ("hmm", "_opening", "_queries", "_controlled"):
+            self.__dict__.pop(name, None)
+        return self
 
     @overload
     def perplexity(self, text: str | Tokens, *, eos: bool = False) -> float: ...
