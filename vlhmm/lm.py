@@ -84,7 +84,7 @@ class LanguageModel:
 
         Args:
             hmm: The HMM. Its probabilities become the free logits of a scalar model, so that it can be saved and trained on;
-                that takes a table (Z, Z).
+                that takes a table (Z, Z), in float32.
             tokenizer: The tokenizer of the ids.
             about: How the HMM was made; it is saved with the model.
 

@@ -166,7 +166,7 @@ def test_a_card_of_any_record_has_metadata_that_parses(about: dict[str, Any], tm
 
 
 def test_what_is_no_folder_and_no_name_is_refused(tmp_path: Path) -> None:
-    for name in (tmp_path / "none", "./none", "a/b/c", "..", ""):
+    for name in (tmp_path / "none", "./none", "a/b/c", ""):
         with pytest.raises(FolderError, match="no folder, and no name of the hub"):
             vlhmm.LanguageModel.from_pretrained(name)
     with pytest.raises(FolderError, match=r"has no config\.json"):

@@ -15,7 +15,7 @@ CARD = "README.md"
 FILES = (CONFIG, MODEL, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, CARD)
 """Of a repository that holds a model."""
 
-_NAME = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*|\w[\w-]*")
 
 
 def fetched_folder(
@@ -28,7 +28,7 @@ def fetched_folder(
     token: str | bool | None = None,
 ) -> Path:
     """The folder itself, or that of a repository of the hub in the local cache, downloaded where it is not there yet."""
-    if Path(name).is_dir():
+    if str(name) and Path(name).is_dir():
         return Path(name)
     if isinstance(name, Path) or not _NAME.fullmatch(name):
         raise FolderError(f"{name} is no folder, and no name of the hub: give a folder, or OWNER/NAME")
