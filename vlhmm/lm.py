@@ -24,6 +24,7 @@ from vlhmm.hub import CARD, fetched_folder, upload_folder
 from vlhmm.hub.card import model_card
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.past import Past
+from vlhmm.inference.predict import belief_at
 from vlhmm.models import Model
 from vlhmm.models.from_tables import model_from_tables
 from vlhmm.precision import float32_products
@@ -38,12 +39,15 @@ from vlhmm.text.stream import TextStream
 from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 from vlhmm.training.run_folder import RESULTS
 
+UNKNOWN_TOKENS = 2
+"""Before the EOS after which a text begins. With one fewer, states that are never visited still count; more change little."""
+
 
 class LanguageModel:
     """A tokenizer and an HMM over its tokens: text in, text out.
 
-    A text begins as a line does in training: after an EOS if the model carries its states over EOS, else from the start
-    distribution. Methods that take a text take a list of texts too, answer with a list, and read many texts in one forward
+    A text begins as a line does in training: after an EOS if the model carries its states over EOS, with tokens before it that
+    are not known, else from the start distribution. Methods that take a text take a list of texts too, answer with a list, and read many texts in one forward
     pass. The examples load "demo-model", the folder that the example of `vlhmm.train` writes.
 
     Args:
@@ -934,7 +938,9 @@ class LanguageModel:
         eos = self.tokenizer.eos_id
         if eos is None or self.hmm.tables.reset_token is not None:
             return None
-        return self.hmm.filter([[eos]]).belief
+        # Directly from the start distribution an EOS would say little: training begins each epoch in the middle of texts, so
+        # EOS states that running text never visits are as likely there as the others.
+        return belief_at(self.hmm.tables, eos, UNKNOWN_TOKENS)
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> LanguageModel:

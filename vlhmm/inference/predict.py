@@ -42,6 +42,28 @@ def _begun_anew(tables: Tables, belief: Belief, following: Float[Tensor, "B Z"])
 
 
 @torch.no_grad()
+def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
+    """p(z_t | x_t = token) where the `unknown` tokens before it are summed over; None where the token cannot stand there.
+
+    Of tables without a reset token: what an unknown token is says nothing of the state after it.
+    """
+    probs = tables.log_start.double().exp()
+    rows_at_once = max(1, ROW_BYTES // (tables.num_states * 8))
+    for _ in range(unknown):
+        following = torch.zeros_like(probs)
+        for states in torch.arange(tables.num_states, device=tables.device).split(rows_at_once):
+            following += probs[states] @ tables.transition.log_rows(states).double().exp()
+        probs = following
+    states = tables.support.states_of_group[tables.support.group_of_word[token]]
+    log_joint = probs[states].log() + tables.log_emission[token].double()
+    total = log_joint.logsumexp(0)
+    if bool(total.isinf()):
+        return None
+    tokens = torch.tensor([token], device=tables.device)
+    return Belief(tokens, (log_joint - total)[None].to(tables.dtype))
+
+
+@torch.no_grad()
 def next_token_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B X"]:
     """p(x_t+1 = x | x_<=t) for every word x."""
     support = tables.support
