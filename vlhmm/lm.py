@@ -171,7 +171,7 @@ class LanguageModel:
             ValueError: There is no such folder or repository, or it holds no model.
 
         Example:
-            >>> lm = vlhmm.LanguageModel.from_pretrained("demo-model")
+            >>> lm = vlhmm.load("demo-model")
             >>> lm.save_pretrained("for-others")
             >>> vlhmm.LanguageModel.from_pretrained("for-others").score("the cat") == lm.score("the cat")
             True
@@ -252,6 +252,10 @@ class LanguageModel:
         Raises:
             ImportError: huggingface_hub is missing: `pip install 'vlhmm[hub]'`.
             ValueError: The hub refuses, or cannot be reached.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> lm.push_to_hub("someone/demo-model", private=True)  # doctest: +SKIP
         """
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder, repo_id=repo_id)
@@ -299,19 +303,19 @@ class LanguageModel:
         return self
 
     @overload
-    def perplexity(self, text: str | Tokens, *, eos: bool = False) -> float: ...
+    def perplexity(self, tokens: str | Tokens, *, eos: bool = False) -> float: ...
 
     @overload
-    def perplexity(self, text: Texts, *, eos: bool = False) -> list[float]: ...
+    def perplexity(self, tokens: Texts, *, eos: bool = False) -> list[float]: ...
 
-    def perplexity(self, text: str | Texts | Tokens, *, eos: bool = False) -> float | list[float]:
+    def perplexity(self, tokens: str | Texts | Tokens, *, eos: bool = False) -> float | list[float]:
         """Compute exp(-log p(x) / number of tokens) of a text.
 
         A `str` is read as `score` reads it, each of a list by itself. `Tokens` are one exact stream from one cold start, with
         the EOS tokens that they hold, as corpora are evaluated.
 
         Args:
-            text: The text, a list of texts, or a corpus as token ids.
+            tokens: The text, a list of texts, or a corpus as token ids.
             eos: Count the EOS after each text too; `Tokens` hold theirs already.
 
         Returns:
@@ -330,13 +334,13 @@ class LanguageModel:
             >>> round(lm.perplexity(Tokens.from_documents([ids], lm.tokenizer.vocab_size)), 1)
             1.5
         """
-        if isinstance(text, Tokens):
+        if isinstance(tokens, Tokens):
             if eos:
                 raise ValueError("eos=True is for texts: tokens are counted as they are, with the EOS tokens they hold")
-            return self.evaluate(text).perplexity
-        if isinstance(text, str):
-            return self.score(text, eos=eos).perplexity
-        return [score.perplexity for score in self.score(text, eos=eos)]
+            return self.evaluate(tokens).perplexity
+        if isinstance(tokens, str):
+            return self.score(tokens, eos=eos).perplexity
+        return [score.perplexity for score in self.score(tokens, eos=eos)]
 
     def evaluate(self, tokens: Tokens, streams: int = 1) -> Evaluation:
         """Compute perplexities of a text, and say what was counted.
@@ -389,7 +393,7 @@ class LanguageModel:
             >>> round(score.log_prob, 1), round(score.perplexity, 1)
             (-2.4, 1.5)
             >>> [round(score.log_prob, 1) for score in lm.score(["the dog sees a bird", "the cat"])]
-            [-1.6, -0.4]
+            [-1.9, -0.4]
         """
         return one_or_all("text", text, lambda texts: self._queries.scores(self._queries.encode(texts, eos=eos)))
 
