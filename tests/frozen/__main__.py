@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     # As in the tests: sums over several threads depend on their number.
     torch.set_num_threads(1)
     # As in conftest.py: how a text opened when the first records were made.
-    vlhmm.lm.UNKNOWN_TOKENS = 0
+    vlhmm.lm.belief_at = folders.opening_of_records
     for name in arguments[1:] or PARTS:
         PARTS[name]()
         print(f"recorded: {name}")
