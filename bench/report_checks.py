@@ -11,6 +11,7 @@ from bench.beside import Beside
 from bench.constraints import Compiled
 from bench.errors import ErrorRow
 from bench.first_step import FirstStep
+from bench.grid import Cell
 from bench.largest import Largest
 from bench.memory import Peak
 from bench.scaling import Point
@@ -39,6 +40,17 @@ def compiled_table(rows: list[Compiled]) -> Table:
         verdict = _verdict(row.seconds, row.allowed)
         tokens = f"{row.tokens:,} {row.vocabulary}"
         shown.add_row(escape(row.constraint), tokens, f"{row.seconds:.2f}", f"{row.allowed:g}", verdict, result[:80])
+    return shown
+
+
+def grid_table(rows: list[Cell]) -> Table:
+    shown = _table(
+        "small HMMs on a CPU, milliseconds", "work", "states", "texts", "length", "vlhmm", "fastest peer", "", "ratio"
+    )
+    for row in rows:
+        ours, theirs, ratio = ("-" if one is None else f"{one:.3g}" for one in (row.ours_ms, row.peer_ms, row.ratio))
+        sizes = (f"{row.states:,}", f"{row.batch:,}", f"{row.length:,}")
+        shown.add_row(row.work, *sizes, ours, theirs, row.peer or "-", ratio)
     return shown
 
 

@@ -56,7 +56,7 @@ def documentation_text(num: int = 1500) -> str:
 
 def train_demo(folder: Path) -> None:
     """What the pages take for `runs/demo`."""
-    corpus = vlhmm.load_corpus(folder / "mytext.txt")
+    corpus = vlhmm.load_corpus(folder / "mytext.txt", tokenizer="words")
     eos, size = corpus.tokenizer.eos_id, corpus.tokenizer.vocab_size
     blocks = vlhmm.brown_clusters(corpus.train, num_blocks=8, eos_id=eos, vocab_size=size)
     model = vlhmm.neural_hmm(blocks, states_per_block=6, dim=16, transition="block-factored", eos_id=eos)

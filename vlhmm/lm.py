@@ -30,9 +30,10 @@ from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, Named
 from vlhmm.text.batching import Texts, as_texts, one_or_all
 from vlhmm.text.generation import draw_texts, generators_of, wanted_texts
 from vlhmm.text.infilling import infill_text
-from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
+from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
 from vlhmm.text.queries import TextQueries
 from vlhmm.text.stream import TextStream
+from vlhmm.text.word_gaps import MAX_WORD_TOKENS, WordGaps, infill_words, word_gaps
 from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 
 UNKNOWN_TOKENS = 2
@@ -301,19 +302,20 @@ class LanguageModel(Pushable):
         return one_or_all("text", text, lambda texts: self._queries.scores(self._queries.encode(texts, eos=eos)))
 
     @overload
-    def next_tokens(self, text: str = "", top: int = 10) -> list[tuple[str, float]]: ...
+    def next_tokens(self, text: str = "", top: int = 10, *, unk: bool = False) -> list[tuple[str, float]]: ...
 
     @overload
-    def next_tokens(self, text: Texts, top: int = 10) -> list[list[tuple[str, float]]]: ...
+    def next_tokens(self, text: Texts, top: int = 10, *, unk: bool = False) -> list[list[tuple[str, float]]]: ...
 
     def next_tokens(
-        self, text: str | Texts = "", top: int = 10
+        self, text: str | Texts = "", top: int = 10, *, unk: bool = False
     ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
         """Return the most likely next tokens after `text`.
 
         Args:
             text: The text so far, or a list of texts.
             top: Number of tokens.
+            unk: Return the unknown token too; without it, probabilities are p(token | text, the token is not unknown).
 
         Returns:
             Tokens with their probabilities, most likely first; for a list of texts a list.
@@ -327,7 +329,8 @@ class LanguageModel(Pushable):
             [('bird', 0.6), ('fish', 0.4)]
         """
         check_count("top", top)
-        return one_or_all("text", text, lambda texts: self._queries.next_tokens(texts, top))
+        never = self._never(unk)
+        return one_or_all("text", text, lambda texts: self._queries.next_tokens(texts, top, never))
 
     @overload
     def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]: ...
@@ -468,9 +471,11 @@ class LanguageModel(Pushable):
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> Infilling: ...
 
@@ -481,9 +486,11 @@ class LanguageModel(Pushable):
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> list[Infilling]: ...
 
@@ -493,23 +500,28 @@ class LanguageModel(Pushable):
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> Infilling | list[Infilling]:
         """Compute what may stand in the gaps of `text`, given the rest of it.
 
-        `___` is a gap of `gap[0]` to `gap[1]` tokens, `___{2}` one of two, `___{1,4}` one of one to four. Where the number of tokens is
-        open, all numbers have the same prior probability. EOS is never filled in.
+        `___` is a missing word. Where tokens are parts of words it is a word of one to `max_gap_tokens` tokens, without white space
+        inside, and probabilities are those of words: sums over all tokens that spell them. `___{2}` is a gap of two tokens, `___{1,4}`
+        one of one to four; where their number is open, all numbers have the same prior probability. EOS is never filled in.
 
         Args:
             text: The text with its gaps, or a list of such texts.
             num: Number of samples.
-            top: Number of tokens that are returned for each position.
-            gap: Smallest and largest number of tokens of a gap `___`.
+            top: Number of tokens that are returned for each position, or of words for each gap.
+            gap: Smallest and largest number of tokens of a gap `___`; None: a word.
+            max_gap_tokens: Largest number of tokens of a word, where tokens are parts of words.
             eos: The text ends after its last word.
             exclude: Tokens that are never filled in.
+            unk: Fill in the unknown token too.
             generator: Random numbers of the samples; None: the global generator of PyTorch.
 
         Returns:
@@ -529,15 +541,34 @@ class LanguageModel(Pushable):
         """
         if not isinstance(text, str):
             return [
-                self.infill(one, num=num, top=top, gap=gap, eos=eos, exclude=exclude, generator=generator)
+                self.infill(
+                    one,
+                    num=num,
+                    top=top,
+                    gap=gap,
+                    max_gap_tokens=max_gap_tokens,
+                    eos=eos,
+                    exclude=exclude,
+                    unk=unk,
+                    generator=generator,
+                )
                 for one in as_texts("text", text)
             ]
         check_text("text", text)
         check_count("num", num, at_least=0)
         check_count("top", top)
         check_generator(generator, self.hmm.tables.device)
-        if not isinstance(gap, Sequence) or len(gap) != 2 or not all(is_integer(bound) for bound in gap):
-            raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
+        check_count("max_gap_tokens", max_gap_tokens)
+        if max_gap_tokens > MAX_GAP_TOKENS:
+            raise ValueError(f"max_gap_tokens is {max_gap_tokens}, but {MAX_GAP_TOKENS} is the limit: take fewer")
+        if gap is None:
+            default = Gap(1, 1) if self.tokenizer.word_level else None
+        elif isinstance(gap, Sequence) and len(gap) == 2 and all(is_integer(bound) for bound in gap):
+            default = Gap(*gap)
+        else:
+            raise ValueError(
+                f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4); None stands for a word"
+            )
         if isinstance(exclude, str):
             raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
@@ -545,12 +576,18 @@ class LanguageModel(Pushable):
             raise ValueError(
                 f"exclude has {exclude[left_out.index(None)]!r}, which is none of the {self.tokenizer.vocab_size} tokens"
             )
-        pieces, gaps = split_at_gaps(text, Gap(*gap))
+        pieces, gaps = split_at_gaps(text, default)
         ids = encode_pieces(self.tokenizer, pieces)
         if eos and self.tokenizer.eos_id is not None:
             ids[-1].append(self.tokenizer.eos_id)
-        never = [token for token in (*left_out, self.tokenizer.eos_id) if token is not None]
-        return infill_text(self.hmm, self.tokenizer, self._opening, ids, gaps, never, num, top, generator)
+        never = [token for token in (*left_out, self.tokenizer.eos_id, self._never(unk)) if token is not None]
+        tokens_asked = [one for one in gaps if one is not None]
+        if len(tokens_asked) == len(gaps):
+            return infill_text(self.hmm, self.tokenizer, self._opening, ids, tokens_asked, never, num, top, generator)
+        words = word_gaps(self.tokenizer, pieces, gaps, max_gap_tokens)
+        transition = self._controlled.transition
+        found = WordGaps(self.hmm, self.tokenizer, self._opening, ids, words, never, transition)
+        return infill_words(found, num, top, generator)
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """Return a state with the words that it emits most.
@@ -587,6 +624,7 @@ class LanguageModel(Pushable):
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
@@ -605,6 +643,7 @@ class LanguageModel(Pushable):
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
@@ -622,6 +661,7 @@ class LanguageModel(Pushable):
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
@@ -633,6 +673,10 @@ class LanguageModel(Pushable):
         With a constraint and temperature 1, they are exact samples of p(continuation | prompt, constraint). The constraint holds at
         any temperature, and with `top_k` or `top_p` too. It is on the new tokens, not on the prompt.
 
+        The unknown token is not drawn. Without a constraint each token is drawn from p(token | text so far, the token is not
+        unknown), as `next_tokens` gives it. A constraint is met together with that: p(continuation | prompt, constraint, no token is
+        unknown).
+
         Args:
             prompt: Where the text begins, or a list of such prompts.
             max_tokens: New tokens, at most; None: 50.
@@ -641,6 +685,7 @@ class LanguageModel(Pushable):
             top_k: Draw among the `top_k` most likely next tokens; None: among all.
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Draw the unknown token too.
             generator: Random numbers, or a generator for each prompt, with which a prompt gets the texts that it would get
                 alone; None: the global generator of PyTorch.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
@@ -679,12 +724,19 @@ class LanguageModel(Pushable):
 
         def answer(prompts: list[str]) -> list[list[str]]:
             generators = generators_of(generator, len(prompts), self.hmm.tables.device)
-            past = self._possible_past(prompts)
+            past, never = self._possible_past(prompts), self._never(unk)
             if constraint is None:
-                drawn = draw_texts(self.hmm, past, wanted, generators, self.tokenizer.eos_id)
+                drawn = draw_texts(self.hmm, past, wanted, generators, self.tokenizer.eos_id, never)
             else:
                 drawn = self._controlled.sample(
-                    constraint, wanted.num, wanted.max_tokens, past, wanted.choice, generators, time_limit=time_limit
+                    constraint,
+                    wanted.num,
+                    wanted.max_tokens,
+                    past,
+                    wanted.choice,
+                    generators,
+                    never=never,
+                    time_limit=time_limit,
                 )
             texts = self._continued([prompt for prompt in prompts for _ in range(wanted.num)], drawn)
             return [texts[first : first + wanted.num] for first in range(0, len(texts), wanted.num)]
@@ -698,6 +750,7 @@ class LanguageModel(Pushable):
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> BestText: ...
 
@@ -708,6 +761,7 @@ class LanguageModel(Pushable):
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[BestText]: ...
 
@@ -717,6 +771,7 @@ class LanguageModel(Pushable):
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> BestText | list[BestText]:
         """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
@@ -725,6 +780,7 @@ class LanguageModel(Pushable):
             prompt: Where the text begins, or a list of such prompts.
             max_tokens: New tokens, at most; a text ends at EOS or there.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Let the unknown token be in the text too.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
@@ -744,7 +800,8 @@ class LanguageModel(Pushable):
 
         def answer(prompts: list[str]) -> list[BestText]:
             past = self._possible_past(prompts)
-            best = self._controlled.best(constraint, max_tokens, past, time_limit=time_limit)
+            never = self._never(unk)
+            best = self._controlled.best(constraint, max_tokens, past, never=never, time_limit=time_limit)
             texts = self._continued(prompts, [found.tokens for found in best])
             return [BestText(text, found.log_prob) for text, found in zip(texts, best, strict=True)]
 
@@ -814,6 +871,10 @@ class LanguageModel(Pushable):
     @cached_property
     def _controlled(self) -> ControlledHMM:
         return ControlledHMM(self.hmm, self.tokenizer)
+
+    def _never(self, unk: bool) -> int | None:
+        """The token that is not drawn, unless `unk` asks for it."""
+        return None if unk else self.tokenizer.undrawn_id
 
     def _possible_past(self, prompts: list[str]) -> Past:
         past = self._queries.past(prompts)

@@ -1,8 +1,10 @@
-"""The first edition's ways that records keep: folders without checksums, of which loading warns, and how a text opens."""
+"""The first edition's ways that records keep: folders without checksums, of which loading warns; how a text opens; torch's loops."""
 
 from pathlib import Path
 
 import pytest
+
+from vlhmm.ops import dispatch
 
 from . import folders
 
@@ -19,3 +21,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _texts_open_as_when_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The records have a text open after an EOS that is the first token of all; nothing else about them has changed."""
     monkeypatch.setattr("vlhmm.lm.belief_at", folders.opening_of_records)
+
+
+@pytest.fixture(autouse=True)
+def answers_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled loops round differently; they have tests of their own."""
+    monkeypatch.setattr(dispatch, "SMALL_DENSE_STATES", 0)

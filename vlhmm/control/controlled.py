@@ -13,7 +13,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.best import BestConstrained, BestContinuation
 from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
-from vlhmm.control.possible import ImpossibleConstraintError, ending_at, raise_impossible
+from vlhmm.control.possible import ImpossibleConstraintError, ending_at, raise_impossible, without
 from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
@@ -44,7 +44,7 @@ class ControlledHMM:
     def __init__(self, hmm: HMM, tokenizer: Tokenizer) -> None:
         self._hmm = hmm
         self._tokenizer = tokenizer
-        self._transition = TransitionMatrix(hmm.tables)
+        self.transition = TransitionMatrix(hmm.tables)
         self._cache = LookaheadCache()
 
     def probability(
@@ -74,11 +74,12 @@ class ControlledHMM:
         choice: Choice,
         generators: Generators,
         *,
+        never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[list[int]]:
-        """`num` continuations x ~ p(x | constraint) of each text, each up to EOS or `max_tokens` tokens."""
-        following = self._following(constraint, max_tokens, "may", time_limit)
-        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit)
+        """`num` continuations x ~ p(x | constraint, no token is `never`) of each text, each up to EOS or `max_tokens` tokens."""
+        following = self._following(constraint, max_tokens, "may", time_limit, never)
+        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit, never)
         return sample_constrained(
             following,
             past,
@@ -95,13 +96,15 @@ class ControlledHMM:
         max_tokens: int,
         past: Past,
         *,
+        never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[BestContinuation]:
-        """The likeliest continuation of each text with its states, up to EOS or of `max_tokens` tokens."""
+        """The likeliest continuation of each text with its states, up to EOS or of `max_tokens` tokens, none of
+        them `never`."""
         tables = self._hmm.tables
         if constraint is None:
             constraint = _anything(tables.num_words)
-        automaton = self._automaton(constraint, "may", time_limit)
+        automaton = self._automaton(constraint, "may", time_limit, never)
         best = BestConstrained(tables, automaton, max_tokens, eos_id=self._tokenizer.eos_id)
         texts = []
         for number in range(past.num):
@@ -109,7 +112,7 @@ class ControlledHMM:
             found = best.text(one.ask(self._log_ahead)[0])
             if found is None:
                 ahead = lookahead(tables, automaton, max_tokens)
-                self._require_possible(constraint, ahead, max_tokens, past, time_limit)
+                self._require_possible(constraint, ahead, max_tokens, past, time_limit, never)
             assert found is not None
             texts.append(found)
         return texts
@@ -117,32 +120,40 @@ class ControlledHMM:
     def _log_ahead(self, rows: Int[Tensor, " R"], belief: Belief | None) -> Float[Tensor, "R Z"]:
         if belief is None:
             return self._hmm.tables.log_start.expand(len(rows), -1)
-        return self._transition.log_ahead(belief)
+        return self.transition.log_ahead(belief)
 
     def _log_prob(self, ahead: Lookahead, past: Past, steps: int) -> Float[Tensor, " N"]:
         """log P(the constraint is met | each text)."""
         tables = self._hmm.tables
         return past.ask(lambda rows, belief: ahead.log_prob(tables, belief, steps).expand(len(rows))[:, None])[:, 0]
 
-    def _automaton(self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None) -> Automaton:
+    def _automaton(
+        self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None, never: int | None = None
+    ) -> Automaton:
         if not isinstance(constraint, Automaton):
             check_constraint(constraint)
             constraint = constraint.compile(self._tokenizer, time_limit=time_limit)
-        automaton = constraint
+        automaton = without(constraint, never)
         eos_id = self._tokenizer.eos_id
         if ending == "none" or eos_id is None:
             return automaton
         return ending_at(automaton, [eos_id], required=ending == "must")
 
     def _following(
-        self, constraint: Constraint | Automaton, steps: int, ending: Ending, time_limit: float | None
+        self,
+        constraint: Constraint | Automaton,
+        steps: int,
+        ending: Ending,
+        time_limit: float | None,
+        never: int | None = None,
     ) -> ConstrainedTokens:
         def make() -> ConstrainedTokens:
             tables = self._hmm.tables
-            ahead = lookahead(tables, self._automaton(constraint, ending, time_limit), steps, self._transition)
-            return ConstrainedTokens(tables, ahead, self._transition)
+            automaton = self._automaton(constraint, ending, time_limit, never)
+            ahead = lookahead(tables, automaton, steps, self.transition)
+            return ConstrainedTokens(tables, ahead, self.transition)
 
-        return self._cache.get((constraint, ending), steps, make)
+        return self._cache.get((constraint, ending, never), steps, make)
 
     def _require_possible(
         self,
@@ -151,6 +162,7 @@ class ControlledHMM:
         max_tokens: int,
         past: Past,
         time_limit: float | None,
+        never: int | None,
     ) -> None:
         """Says what is impossible after the first text after which the constraint is."""
         impossible = self._log_prob(ahead, past, max_tokens).isinf().nonzero()[:, 0].tolist()
@@ -159,11 +171,11 @@ class ControlledHMM:
         text = past.of([impossible[0]])
 
         def possible(automaton: Automaton) -> bool:
-            part = lookahead(self._hmm.tables, automaton, max_tokens, self._transition)
+            part = lookahead(self._hmm.tables, automaton, max_tokens, self.transition)
             return not bool(self._log_prob(part, text, max_tokens).isinf())
 
         texts = TokenTexts.of(self._tokenizer)
-        compiled = partial(self._automaton, ending="may", time_limit=time_limit)
+        compiled = partial(self._automaton, ending="may", time_limit=time_limit, never=never)
         try:
             raise_impossible(constraint, texts, compiled, possible, max_tokens, time_limit)
         except ImpossibleConstraintError as error:
