@@ -23,6 +23,7 @@ from vlhmm.cli import (
     info,
     inspect,
     queries,
+    serve,
     show,
     table,
     training,
@@ -63,7 +64,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with:\n  vlhmm demo\nHelp on a command:\n  vlhmm train --help",
 )
-for module in (corpora, training, distill, evaluation, queries, infill, generate, info, inspect, demo, table):
+for module in (corpora, training, distill, evaluation, queries, infill, generate, info, inspect, demo, serve, table):
     module.register(app)
 
 

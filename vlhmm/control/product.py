@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
+from vlhmm.control.time_limit import check_time
 from vlhmm.inference.moves import PRECISE
 from vlhmm.memory import available_bytes, require_memory
 from vlhmm.tables import Belief, Tables
@@ -190,6 +191,7 @@ def lookahead(
     edges_at_once = max(1, CHUNK_BYTES // (8 * num_states))
     reachable, certain = reachable_states(automaton, steps), _certain(automaton)
     for left in range(1, steps + 1):
+        check_time("tokens looked ahead", left)
         # The best that may follow each automaton state: what its row is measured against.
         best = now.amax(1)
         anew = torch.full_like(best, -torch.inf) if reset is None else now_anew[reset.next_state]

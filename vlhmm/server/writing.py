@@ -1,0 +1,166 @@
+"""Texts that are written side by side, one token of each at a time.
+
+What a request draws depends on its seed alone, not on the requests beside it: each has random numbers of its own, drawn in the order
+in which `LanguageModel.generate` draws them. Sums of a batch are rounded in another way than those of a single text, so where two tokens
+are as good as equal, the text is read again by itself and the choice is made from that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vlhmm.control.generate import Choice
+from vlhmm.inference.gather import Batch
+from vlhmm.inference.sampling import draw
+from vlhmm.inference.score import score
+from vlhmm.server.jobs import Piece, Writing
+from vlhmm.server.next_tokens import NextTokens
+from vlhmm.tables import Belief
+
+CLOSE = 1e-4
+"""Nats within which two tokens are as good as equal; the rounding of a batch is a hundred times smaller."""
+
+
+class Scribe:
+    """Draws the next token of every text.
+
+    Args:
+        next_tokens: The HMM's next-token probabilities.
+        opening: The belief before a text; None: the start distribution.
+        eos_id: The token that ends a text; None: there is none.
+    """
+
+    def __init__(self, next_tokens: NextTokens, opening: Belief | None, eos_id: int | None) -> None:
+        self._next, self._opening, self._eos_id = next_tokens, opening, eos_id
+
+    @torch.no_grad()
+    def step(self, writings: Sequence[Writing]) -> list[tuple[Writing, Piece]]:
+        """One more token of each continuation that has not ended; the pieces of those that want them."""
+        pieces: list[tuple[Writing, Piece]] = []
+        free = [writing for writing in writings if writing.following is None]
+        if free:
+            pieces += self._free_step(free)
+        for writing in writings:
+            if writing.following is not None:
+                pieces += self._constrained_step(writing)
+            writing.left -= 1
+            writing.times.append(time.monotonic())
+        return [(writing, piece) for writing, piece in pieces if writing.pieces]
+
+    def _free_step(self, writings: Sequence[Writing]) -> Iterator[tuple[Writing, Piece]]:
+        rows = [(writing, number) for writing in writings for number in writing.going()]
+        log_ahead = self._next.log_ahead([writing.rows[number].belief for writing, number in rows])
+        log_probs = self._next.log_probs(log_ahead)
+        noise = torch.cat([self._noise(writing) for writing in writings])
+        tokens, close = self._chosen([writing.choice for writing, _ in rows], log_probs, noise)
+        for place in close.nonzero()[:, 0].tolist():
+            writing, number = rows[place]
+            alone = self._next.log_probs(self._next.log_ahead([self._read_alone(writing, number)]))
+            token, _ = self._chosen([writing.choice], alone, noise[place : place + 1])
+            tokens[place] = token[0]
+        following = self._next.after(log_ahead, tokens)
+        for (writing, number), token, belief, values in zip(rows, tokens.tolist(), following, log_probs, strict=True):
+            writing.rows[number].belief = belief
+            yield writing, _add(writing, number, token, values, self._eos_id)
+
+    def _noise(self, writing: Writing) -> Float[Tensor, "N X"]:
+        """For every continuation, ended or not: what one becomes does not depend on where the others end."""
+        tables = self._next.tables
+        noise = tables.log_emission.new_ones(len(writing.rows), tables.num_words)
+        if writing.choice.top_k != 1:
+            noise.exponential_(generator=writing.generator)
+        return noise[writing.going()]
+
+    def _chosen(
+        self, choices: Sequence[Choice], log_probs: Float[Tensor, "R X"], noise: Float[Tensor, "R X"]
+    ) -> tuple[Int[Tensor, " R"], Bool[Tensor, " R"]]:
+        """The token of each row, and whether another would have been as good."""
+        by_choice: dict[Choice, list[int]] = {}
+        for row, choice in enumerate(choices):
+            by_choice.setdefault(choice, []).append(row)
+        tokens = torch.empty(len(choices), dtype=torch.int64, device=log_probs.device)
+        close = torch.empty(len(choices), dtype=torch.bool, device=log_probs.device)
+        for choice, rows in by_choice.items():
+            some, some_noise = log_probs[rows], noise[rows].log()
+            best = (choice.log_weights(some) - some_noise).topk(min(2, some.shape[1]), dim=1)
+            tokens[rows] = best.indices[:, 0]
+            # Of a single token there is no second. What is impossible is never close.
+            gap = best.values[:, 0] - best.values[:, -1]
+            close[rows] = (gap < CLOSE * max(1.0, 1 / choice.temperature)) & (best.indices[:, 0] != best.indices[:, -1])
+            close[rows] |= _at_the_edge(choice, some, best.indices[:, 0], some_noise)
+        return tokens, close
+
+    def _read_alone(self, writing: Writing, number: int) -> Belief | None:
+        """What is believed after a continuation, from its first token on and without other texts beside it."""
+        ids = [*writing.prompt, *writing.rows[number].ids]
+        if not ids:
+            return self._opening
+        tables = self._next.tables
+        begun = None if ids[0] == self._eos_id else self._opening
+        batch = Batch(torch.tensor([ids], device=tables.device), torch.tensor([len(ids)], device=tables.device))
+        belief = score(tables, batch, begun).belief
+        return writing.rows[number].belief if bool(belief.log_probs.isinf().all()) else belief
+
+    def _constrained_step(self, writing: Writing) -> Iterator[tuple[Writing, Piece]]:
+        following = writing.following
+        assert following is not None
+        going = writing.going()
+        log_ahead = torch.cat([writing.log_ahead[number] for number in going])
+        found = following(log_ahead, [writing.constraint_states[number] for number in going], writing.left)
+        drawn = draw(writing.choice.log_weights(found.log_joint), writing.generator)
+        tokens: list[int] = drawn.tolist()
+        states = following.next_states([writing.constraint_states[number] for number in going], tokens)
+        if writing.left > 1:
+            # Texts that have just ended are left out, as they are when one is drawn by itself.
+            on = [place for place, token in enumerate(tokens) if token != self._eos_id]
+            if on:
+                ahead = following.log_ahead_after(log_ahead[on], drawn[on])
+                for place, row in zip(on, ahead.split(1), strict=True):
+                    writing.log_ahead[going[place]] = row
+        for number, token, state, values in zip(going, tokens, states, found.log_prob, strict=True):
+            writing.constraint_states[number] = state
+            yield writing, _add(writing, number, token, values, self._eos_id)
+
+
+def _add(
+    writing: Writing, number: int, token: int, log_probs: Float[Tensor, " X"], eos_id: int | None
+) -> Piece:
+    """Adds a token to a continuation, which may end with it."""
+    row = writing.rows[number]
+    row.ids.append(token)
+    row.log_probs.append(float(log_probs[token]))
+    if writing.top:
+        best = log_probs.topk(min(writing.top, len(log_probs)))
+        entries = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        row.tops.append(entries if token in best.indices.tolist() else [*entries, (token, row.log_probs[-1])])
+    piece = "" if token == eos_id else row.stops.add(row.writer.add([token]))
+    if row.stops.found is not None or token == eos_id:
+        row.finish_reason = "stop"
+    elif writing.left == 1:
+        row.finish_reason = "length"
+    if row.finish_reason is not None and row.stops.found is None:
+        piece += row.stops.add(row.writer.rest()) + row.stops.rest()
+        if row.stops.found is not None:
+            row.finish_reason = "stop"
+    row.text += piece
+    return Piece(number, piece, len(row.ids), row.finish_reason)
+
+
+def _at_the_edge(
+    choice: Choice, log_probs: Float[Tensor, "R X"], chosen: Int[Tensor, " R"], log_noise: Float[Tensor, "R X"]
+) -> Bool[Tensor, " R"]:
+    """Whether `top_k` or `top_p` leaves out a token, or keeps one, by as good as nothing."""
+    edge = torch.zeros_like(chosen, dtype=torch.bool)
+    if choice.top_k is not None and choice.top_k < log_probs.shape[1]:
+        last, next_one = log_probs.topk(choice.top_k + 1, dim=1).values[:, -2:].unbind(1)
+        edge |= (last - next_one < CLOSE) & (next_one > -torch.inf)
+    if choice.top_p is not None:
+        for by in (1 - CLOSE, 1 + CLOSE):
+            other = Choice(choice.temperature, choice.top_k, min(1.0, choice.top_p * by))
+            edge |= (other.log_weights(log_probs) - log_noise).argmax(1) != chosen
+    return edge
