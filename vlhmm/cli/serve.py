@@ -14,7 +14,7 @@ from vlhmm.cli.show import message
 def register(app: typer.Typer) -> None:
     app.command(
         epilog="Examples:\n  vlhmm serve runs/demo\n"
-        "  curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": \"return the\", \"max_tokens\": 8}'\n"
+        '  curl http://127.0.0.1:8000/v1/completions -d \'{"prompt": "return the", "max_tokens": 8}\'\n'
         "  VLHMM_API_KEY=secret vlhmm serve runs/demo --host 0.0.0.0 --port 80"
     )(serve)
 
@@ -57,9 +57,9 @@ def serve(
 
     SIGTERM or Ctrl-C ends it after the requests under way.
     """
+    from vlhmm.lm import load
     from vlhmm.server import ServerSettings
     from vlhmm.server import serve as run
-    from vlhmm.lm import load
 
     settings = ServerSettings(
         host=host,

@@ -62,7 +62,9 @@ def completion_request(fields: Fields, tokenizer: Tokenizer, settings: ServerSet
     echo = fields.flag("echo")
     max_tokens = fields.integer("max_tokens", 16, 0, settings.max_tokens)
     if not max_tokens and not echo:
-        raise RequestError("max_tokens is 0, and nothing is written: ask for at least 1, or use echo", param="max_tokens")
+        raise RequestError(
+            "max_tokens is 0, and nothing is written: ask for at least 1, or use echo", param="max_tokens"
+        )
     stop = fields.texts("stop", settings.max_stop)
     if "" in stop:
         raise RequestError("stop has an empty text (0 characters): give longer ones", param="stop")
@@ -116,7 +118,9 @@ def _choice(fields: Fields, tokenizer: Tokenizer) -> Choice:
     top_k = fields.integer("top_k", -1, -1, (1 << 31) - 1)
     top_p = fields.number("top_p", 1.0, 0.0, 1.0)
     if top_p == 0:
-        raise RequestError("top_p is 0, but must be above 0: use temperature 0 for the most likely token", param="top_p")
+        raise RequestError(
+            "top_p is 0, but must be above 0: use temperature 0 for the most likely token", param="top_p"
+        )
     if temperature == 0:
         return GREEDY
     try:
@@ -137,7 +141,9 @@ def token_lists(fields: Fields, key: str, tokenizer: Tokenizer, settings: Server
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise fields.error(key, f"is {shown(value)}, but a text, a list of texts, token ids or lists of token ids are needed")
+        raise fields.error(
+            key, f"is {shown(value)}, but a text, a list of texts, token ids or lists of token ids are needed"
+        )
     if _is_id(value[0]):
         value = [value]
     if len(value) > settings.max_texts:
@@ -187,5 +193,6 @@ def check_lengths(key: str, lists: list[list[int]], settings: ServerSettings) ->
         )
     if total > settings.max_total_length:
         raise RequestError(
-            f"{key} has {total} tokens in all, but the limit is {settings.max_total_length}: send several requests", param=key
+            f"{key} has {total} tokens in all, but the limit is {settings.max_total_length}: send several requests",
+            param=key,
         )

@@ -79,7 +79,10 @@ class Completion:
         else:
             generator.manual_seed(request.seed)
         belief = read.belief if read.log_prob > -math.inf else self.service.engine.opening
-        rows = [Choices(Writer(tokenizer, prompt), Stops(request.stop), belief) for _ in range(request.num)]
+        rows = [
+            Choices(Writer(tokenizer, prompt), Stops(request.stop) if request.stop else None, belief)
+            for _ in range(request.num)
+        ]
         return Writing(
             _nobody,
             prompt,
@@ -138,7 +141,7 @@ class Completion:
             found |= {
                 "text": text + written.text,
                 "finish_reason": written.finish_reason,
-                "stop_reason": written.stops.found,
+                "stop_reason": written.stops and written.stops.found,
             }
         found["logprobs"] = self._log_probs(number, written)
         if self.log_prob_of_constraint:
@@ -275,4 +278,6 @@ def _nobody(_: Any) -> None:
 
 
 def _sent(event: Any) -> bytes:
-    return b"data: " + json.dumps(event, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n\n"
+    return (
+        b"data: " + json.dumps(event, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n\n"
+    )

@@ -43,7 +43,11 @@ KEYS = (
 
 def asked_constraint(fields: Fields) -> tuple[Constraint | None, list[str]]:
     """The constraint of a completion request, and warnings."""
-    given = [key for key in ("response_format", "guided_regex", "guided_choice", "guided_json", "constraint") if key in fields]
+    given = [
+        key
+        for key in ("response_format", "guided_regex", "guided_choice", "guided_json", "constraint")
+        if key in fields
+    ]
     if len(given) > 1:
         raise RequestError(
             f"{' and '.join(given)} are given together, but a text is held to one of them: combine them in `constraint`",

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -92,5 +91,3 @@ class Gate:
                 headers={"Retry-After": str(RETRY_SECONDS)},
             )
         return None
-
-

@@ -65,7 +65,8 @@ class Choices:
     """One continuation that is being written."""
 
     writer: Writer
-    stops: Stops
+    stops: Stops | None
+    """None: there are no stop strings."""
     belief: Belief | None
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)

@@ -13,7 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.control.product import TransitionMatrix
+from vlhmm.memory import available_bytes
 from vlhmm.tables import Belief, Tables
+
+ROW_BYTES = 1 << 26
+"""Transition rows are made so many bytes at a time."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class NextTokens:
     def __init__(self, tables: Tables, transition: TransitionMatrix) -> None:
         self.tables, self._transition = tables, transition
         support = tables.support
+        self._rows = self._made_rows()
         order = support.group_of_word.argsort(stable=True)
         counts = torch.bincount(support.group_of_word, minlength=support.num_groups)
         ends = counts.cumsum(0).tolist()
@@ -71,8 +76,54 @@ class NextTokens:
         begun = [row for row, belief in enumerate(beliefs) if belief is not None]
         if begun:
             past = joined([belief for belief in beliefs if belief is not None])
-            log_ahead[begun] = self._transition.log_ahead(past)
+            log_ahead[begun] = self._log_ahead(past)
         return log_ahead
+
+    def _made_rows(self) -> Float[Tensor, "Z Z"] | None:
+        """p(next state | state), kept where it takes at most an eighth of the memory: a step reads little else."""
+        tables = self.tables
+        num_bytes = tables.num_states**2 * tables.log_emission.element_size()
+        if 8 * num_bytes > available_bytes(tables.device):
+            return None
+        states = torch.arange(tables.num_states, device=tables.device)
+        rows = tables.log_emission.new_empty(tables.num_states, tables.num_states)
+        with torch.no_grad():
+            for part in states.split(max(1, ROW_BYTES // (8 * tables.num_states))):
+                rows[part] = tables.transition.log_rows(part).exp()
+        return rows
+
+    def _log_ahead(self, past: Belief) -> Float[Tensor, "R Z"]:
+        tables, support = self.tables, self.tables.support
+        if self._rows is None:
+            return self._transition.log_ahead(past)
+        probs = past.log_probs.exp()
+        if support.dense:
+            ahead = probs @ self._rows
+        else:
+            ahead = self._by_group(probs, support.group_of_word[past.token])
+        log_ahead = ahead.log()
+        # Where float32 has underflowed, what is possible may have become impossible.
+        small = (ahead < torch.finfo(ahead.dtype).tiny).any(1).nonzero()[:, 0]
+        if len(small):
+            log_ahead[small] = self._transition.log_ahead(past.of(small))
+        if tables.reset_token is None:
+            return log_ahead
+        return torch.where((past.token == tables.reset_token)[:, None], tables.log_start, log_ahead)
+
+    def _by_group(self, probs: Float[Tensor, "R K"], group: Int[Tensor, " R"]) -> Float[Tensor, "R Z"]:
+        """One product for the rows of each group."""
+        assert self._rows is not None
+        support = self.tables.support
+        distinct, counts = group.unique(return_counts=True)
+        order = group.argsort()
+        ahead = probs.new_empty(len(probs), support.num_states)
+        parts = zip(distinct.tolist(), probs[order].split(counts.tolist()), ahead.split(counts.tolist()), strict=True)
+        for one, some, place in parts:
+            first, width = one * support.states_per_word, support.states_per_word
+            # The states of a group of a partition stand together, so that nothing is copied.
+            rows = self._rows[first : first + width] if support.partition else self._rows[support.states_of_group[one]]
+            torch.mm(some, rows, out=place)
+        return ahead[order.argsort()]
 
     @torch.no_grad()
     def log_probs(self, log_ahead: Float[Tensor, "R Z"]) -> Float[Tensor, "R X"]:

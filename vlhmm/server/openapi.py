@@ -1,4 +1,7 @@
 from typing import Any
+
 from vlhmm.server.settings import ServerSettings
+
+
 def description(settings: ServerSettings) -> dict[str, Any]:
     return {}

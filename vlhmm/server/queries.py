@@ -33,7 +33,9 @@ async def score(service: Service, asked: Asked) -> dict[str, Any]:
     service.metrics.read(sum(map(len, lists)))
     name = service.tokenizer.token
     data = [
-        as_json(Score([TokenScore(name(token), value) for token, value in zip(ids, read.log_probs, strict=True)]), text=text)
+        as_json(
+            Score([TokenScore(name(token), value) for token, value in zip(ids, read.log_probs, strict=True)]), text=text
+        )
         for text, ids, read in zip(texts, lists, reads, strict=True)
     ]
     return _answer(fields, data)
@@ -55,7 +57,9 @@ async def next_tokens(service: Service, asked: Asked) -> dict[str, Any]:
             for ids, read in zip(lists, reads, strict=True)
         ]
         return [
-            NextTokens([(name(token), prob) for token, prob in zip(one.indices.tolist(), one.values.tolist(), strict=True)])
+            NextTokens(
+                [(name(token), prob) for token, prob in zip(one.indices.tolist(), one.values.tolist(), strict=True)]
+            )
             for one in best
         ]
 
@@ -118,7 +122,7 @@ async def constraint_probability(service: Service, asked: Asked) -> dict[str, An
     until_eos = fields.flag("until_eos")
     wanted = fields.object("constraint")
     if wanted is None:
-        raise fields.error("constraint", "is missing: give an object such as {\"contains\": [\"file\"]}")
+        raise fields.error("constraint", 'is missing: give an object such as {"contains": ["file"]}')
     constraint = constraint_of(wanted)
     reads = await service.engine.read(lists)
     service.metrics.read(sum(map(len, lists)))
@@ -172,7 +176,9 @@ def _texts(service: Service, fields: Fields) -> tuple[list[str], list[list[int]]
 def _encoded(service: Service, key: str, texts: list[str]) -> list[list[int]]:
     longest = max(map(len, texts))
     if longest > 64 * service.settings.max_length:
-        raise RequestError(f"{key} has {longest} characters, but the limit is {64 * service.settings.max_length}", param=key)
+        raise RequestError(
+            f"{key} has {longest} characters, but the limit is {64 * service.settings.max_length}", param=key
+        )
     try:
         lists = service.tokenizer.encode_batch(texts)
     except ValueError as error:

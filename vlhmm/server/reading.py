@@ -51,7 +51,9 @@ class Reader:
         log_probs: list[list[float]] = scored.token_log_probs.tolist()
         wanted = [row for row, text in enumerate(texts) if text.top]
         if wanted:
-            self._tops([texts[row] for row in wanted], [parts[row] for row in wanted], [log_probs[row] for row in wanted])
+            self._tops(
+                [texts[row] for row in wanted], [parts[row] for row in wanted], [log_probs[row] for row in wanted]
+            )
         for text, part, values, belief in zip(texts, parts, log_probs, split(scored.belief), strict=True):
             text.log_probs += values[: len(part)]
             text.position += len(part)
@@ -81,9 +83,7 @@ def _joined(beliefs: Sequence[Belief | None]) -> Belief | None:
     return Belief(torch.cat([one.token for one in known]), torch.cat([one.log_probs for one in known]))
 
 
-def tops_of(
-    log_probs: Float[Tensor, "T X"], ids: Sequence[int], values: Sequence[float], top: int
-) -> list[Top]:
+def tops_of(log_probs: Float[Tensor, "T X"], ids: Sequence[int], values: Sequence[float], top: int) -> list[Top]:
     """The most likely tokens of each position and the token that stands there.
 
     The token has its log-probability in `values`, and the others are measured against it: where no token is more likely, none
@@ -98,7 +98,9 @@ def tops_of(
         ids, values, best.indices.tolist(), ratios, best.values.tolist(), strict=True
     ):
         finite = value > -float("inf") and ratio[0] < float("inf")
-        entries = [(one, value + by if finite else log_prob) for one, by, log_prob in zip(others, ratio, absolute, strict=True)]
+        entries = [
+            (one, value + by if finite else log_prob) for one, by, log_prob in zip(others, ratio, absolute, strict=True)
+        ]
         if token not in others:
             entries.append((token, value))
         found.append(entries)

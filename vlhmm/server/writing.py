@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +19,7 @@ from vlhmm.control.generate import Choice
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.sampling import draw
 from vlhmm.inference.score import score
-from vlhmm.server.jobs import Piece, Writing
+from vlhmm.server.jobs import Choices, Piece, Top, Writing
 from vlhmm.server.next_tokens import NextTokens
 from vlhmm.tables import Belief
 
@@ -64,9 +65,10 @@ class Scribe:
             token, _ = self._chosen([writing.choice], alone, noise[place : place + 1])
             tokens[place] = token[0]
         following = self._next.after(log_ahead, tokens)
-        for (writing, number), token, belief, values in zip(rows, tokens.tolist(), following, log_probs, strict=True):
+        drawn = _drawn(tokens, log_probs, [writing.top for writing, _ in rows])
+        for (writing, number), belief, token in zip(rows, following, drawn, strict=True):
             writing.rows[number].belief = belief
-            yield writing, _add(writing, number, token, values, self._eos_id)
+            yield writing, _add(writing, number, token, self._eos_id)
 
     def _noise(self, writing: Writing) -> Float[Tensor, "N X"]:
         """For every continuation, ended or not: what one becomes does not depend on where the others end."""
@@ -122,33 +124,72 @@ class Scribe:
                 ahead = following.log_ahead_after(log_ahead[on], drawn[on])
                 for place, row in zip(on, ahead.split(1), strict=True):
                     writing.log_ahead[going[place]] = row
-        for number, token, state, values in zip(going, tokens, states, found.log_prob, strict=True):
+        added = _drawn(drawn, found.log_prob, [writing.top] * len(going))
+        for number, state, token in zip(going, states, added, strict=True):
             writing.constraint_states[number] = state
-            yield writing, _add(writing, number, token, values, self._eos_id)
+            yield writing, _add(writing, number, token, self._eos_id)
 
 
-def _add(
-    writing: Writing, number: int, token: int, log_probs: Float[Tensor, " X"], eos_id: int | None
-) -> Piece:
+@dataclass(frozen=True)
+class _Drawn:
+    token: int
+    log_prob: float
+    top: Top
+
+
+def _drawn(tokens: Int[Tensor, " R"], log_probs: Float[Tensor, "R X"], tops: Sequence[int]) -> list[_Drawn]:
+    """The token of each row with its log-probability, and with as many of the most likely tokens as each asks for."""
+    values = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
+    found = [_Drawn(token, value, []) for token, value in zip(tokens.tolist(), values, strict=True)]
+    for row, top in enumerate(tops):
+        if top:
+            best = log_probs[row].topk(min(top, log_probs.shape[1]))
+            entries = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            own = found[row]
+            if all(token != own.token for token, _ in entries):
+                entries.append((own.token, own.log_prob))
+            found[row] = _Drawn(own.token, own.log_prob, entries)
+    return found
+
+
+def _add(writing: Writing, number: int, drawn: _Drawn, eos_id: int | None) -> Piece:
     """Adds a token to a continuation, which may end with it."""
     row = writing.rows[number]
-    row.ids.append(token)
-    row.log_probs.append(float(log_probs[token]))
+    row.ids.append(drawn.token)
+    row.log_probs.append(drawn.log_prob)
     if writing.top:
-        best = log_probs.topk(min(writing.top, len(log_probs)))
-        entries = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        row.tops.append(entries if token in best.indices.tolist() else [*entries, (token, row.log_probs[-1])])
-    piece = "" if token == eos_id else row.stops.add(row.writer.add([token]))
-    if row.stops.found is not None or token == eos_id:
+        row.tops.append(drawn.top)
+    ends = drawn.token == eos_id
+    piece = ""
+    # Text that nobody reads before the end is spelt at the end.
+    if not ends and (writing.pieces or row.stops is not None):
+        piece = _sent_on(row, row.writer.add([drawn.token]))
+    if ends or (row.stops is not None and row.stops.found is not None):
         row.finish_reason = "stop"
     elif writing.left == 1:
         row.finish_reason = "length"
-    if row.finish_reason is not None and row.stops.found is None:
-        piece += row.stops.add(row.writer.rest()) + row.stops.rest()
-        if row.stops.found is not None:
-            row.finish_reason = "stop"
+    if row.finish_reason is not None:
+        piece += _last(row, writing, ends)
     row.text += piece
     return Piece(number, piece, len(row.ids), row.finish_reason)
+
+
+def _sent_on(row: Choices, text: str) -> str:
+    return text if row.stops is None else row.stops.add(text)
+
+
+def _last(row: Choices, writing: Writing, ends: bool) -> str:
+    """What is still to be said of a text that has ended."""
+    if not writing.pieces and row.stops is None:
+        return row.writer.add(row.ids[:-1] if ends else row.ids) + row.writer.rest()
+    if row.stops is None:
+        return row.writer.rest()
+    if row.stops.found is not None:
+        return ""
+    piece = row.stops.add(row.writer.rest()) + row.stops.rest()
+    if row.stops.found is not None:
+        row.finish_reason = "stop"
+    return piece
 
 
 def _at_the_edge(
