@@ -5,6 +5,9 @@ example of `vlhmm.train` writes. Letters for axes: B batch, T time, Z states, X 
 """
 
 import os
+from importlib import import_module
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any
 
 from vlhmm import _moved
 from vlhmm._version import __version__
@@ -15,29 +18,30 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _moved.install()
 
-from vlhmm.baselines import KneserNey
-from vlhmm.cluster import Blocks, brown_clusters
-from vlhmm.control import (
-    Guide,
-    contains,
-    contains_all,
-    contains_any,
-    ends_with,
-    excludes,
-    in_order,
-    length,
-    regex,
-    starts_with,
-    words,
-)
-from vlhmm.data import Corpus, Tokenizer, load_corpus
-from vlhmm.distillation.pipeline import Distilled, distill
-from vlhmm.hmm import HMM
-from vlhmm.lm import LanguageModel, load
-from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
-from vlhmm.precision import Numerics
-from vlhmm.training.gradient import train
-from vlhmm.training.settings import TrainSettings
+if TYPE_CHECKING:
+    from vlhmm.baselines import KneserNey
+    from vlhmm.cluster import Blocks, brown_clusters
+    from vlhmm.control import (
+        Guide,
+        contains,
+        contains_all,
+        contains_any,
+        ends_with,
+        excludes,
+        in_order,
+        length,
+        regex,
+        starts_with,
+        words,
+    )
+    from vlhmm.data import Corpus, Tokenizer, load_corpus
+    from vlhmm.distillation.pipeline import Distilled, distill
+    from vlhmm.hmm import HMM
+    from vlhmm.lm import LanguageModel, load
+    from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
+    from vlhmm.precision import Numerics
+    from vlhmm.training.gradient import train
+    from vlhmm.training.settings import TrainSettings
 
 __all__ = [
     "HMM",
@@ -71,3 +75,54 @@ __all__ = [
     "train",
     "words",
 ]
+
+_MODULE_OF = {
+    "KneserNey": "vlhmm.baselines",
+    "Blocks": "vlhmm.cluster",
+    "brown_clusters": "vlhmm.cluster",
+    "Guide": "vlhmm.control",
+    "contains": "vlhmm.control",
+    "contains_all": "vlhmm.control",
+    "contains_any": "vlhmm.control",
+    "ends_with": "vlhmm.control",
+    "excludes": "vlhmm.control",
+    "in_order": "vlhmm.control",
+    "length": "vlhmm.control",
+    "regex": "vlhmm.control",
+    "starts_with": "vlhmm.control",
+    "words": "vlhmm.control",
+    "Corpus": "vlhmm.data",
+    "Tokenizer": "vlhmm.data",
+    "load_corpus": "vlhmm.data",
+    "Distilled": "vlhmm.distillation.pipeline",
+    "distill": "vlhmm.distillation.pipeline",
+    "HMM": "vlhmm.hmm",
+    "LanguageModel": "vlhmm.lm",
+    "load": "vlhmm.lm",
+    "Model": "vlhmm.models",
+    "linear_hmm": "vlhmm.models",
+    "neural_hmm": "vlhmm.models",
+    "scalar_hmm": "vlhmm.models",
+    "Numerics": "vlhmm.precision",
+    "train": "vlhmm.training.gradient",
+    "TrainSettings": "vlhmm.training.settings",
+}
+"""Where each public name is: torch takes seconds to import, and `vlhmm --help` needs none of it."""
+
+
+if not TYPE_CHECKING:
+    # Hidden from type checkers: they would take every misspelt name for one of these.
+
+    def __getattr__(name: str) -> Any:
+        """Imports a public name, or a module of the package, when it is first asked for (PEP 562)."""
+        if name in _MODULE_OF:
+            value = getattr(import_module(_MODULE_OF[name]), name)
+            # The next look-up finds it without this function.
+            globals()[name] = value
+            return value
+        if not name.startswith("_") and PathFinder.find_spec(f"{__name__}.{name}", __path__) is not None:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

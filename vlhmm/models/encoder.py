@@ -142,7 +142,11 @@ class NoEncoder(nn.Module):
 
     def __init__(self, num_states: int) -> None:
         super().__init__()
-        self.register_buffer("nothing", torch.empty(num_states, 0), persistent=False)
+        nothing = torch.empty(num_states, 0)
+        if nothing.is_meta:
+            # No file brings it: a model that is laid out on "meta" must have it already.
+            nothing = torch.empty(num_states, 0, device="cpu")
+        self.register_buffer("nothing", nothing, persistent=False)
         self.nothing: Tensor
 
     def features(

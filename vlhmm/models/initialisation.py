@@ -13,7 +13,12 @@ from vlhmm.models.settings import ModelSettings
 
 @torch.no_grad()
 def initialise(model: nn.Module, settings: ModelSettings, generator: torch.Generator | None) -> None:
-    """Draws every parameter of `model` anew; the order of modules is part of what a seed means."""
+    """Draws every parameter of `model` anew; the order of modules is part of what a seed means.
+
+    On the device "meta" there are no values to draw.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
     paper, normal = settings.initialisation == "paper", settings.initialisation == "normal"
     words = {module.words for module in model.modules() if isinstance(module, FactoredEmission)}
     for module in model.modules():

@@ -218,8 +218,9 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify
         raise
     except ValueError as error:
         raise FolderError(str(error)) from None
-    # What follows from the support is laid out again when the state is loaded.
-    model.to_empty(device="cpu").load_state_dict(tensors)
+    # What follows from the support is laid out again when the state is loaded. Copies, because what was read is mapped from the
+    # file; assigned, because to make an empty tensor like one on "meta" torch imports sympy.
+    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
     return ModelFolder(model.to(device), tokenizer, values)
 
 
