@@ -6,20 +6,22 @@ from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.best import BestContinuation, best_constrained
+from vlhmm.control.best import BestConstrained, BestContinuation
 from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
-from vlhmm.control.possible import ending_at, raise_impossible
+from vlhmm.control.possible import ImpossibleConstraintError, ending_at, raise_impossible
 from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
+from vlhmm.inference.past import Past
+from vlhmm.inference.sampling import Generators
 from vlhmm.tables import Belief
 
 Ending = Literal["none", "may", "must"]
@@ -49,25 +51,26 @@ class ControlledHMM:
         self,
         constraint: Constraint | Automaton,
         length: int,
-        belief: Belief | None,
+        past: Past,
         *,
         until_eos: bool,
         time_limit: float | None = TIME_LIMIT,
         max_bytes: int | None = None,
-    ) -> float:
-        """P(the next `length` tokens, or those up to EOS within `length`, satisfy it); 0 where none can."""
+    ) -> list[float]:
+        """P(the next `length` tokens, or those up to EOS within `length`, satisfy it) after each text; 0 where none can."""
         if length < 1:
             raise ValueError(f"length is {length}, but must be at least 1 token")
         if until_eos and self._tokenizer.eos_id is None:
             raise ValueError("until_eos=True, but the tokenizer has no end-of-text token: use until_eos=False")
         ahead = self._following(constraint, length, "must" if until_eos else "none", time_limit, max_bytes).ahead
-        return float(ahead.log_prob(self._hmm.tables, belief, length).double().exp())
+        probs: list[float] = self._log_prob(ahead, past, length).double().exp().tolist()
+        return probs
 
     def prepare(
         self,
         constraint: Constraint | Automaton,
         max_tokens: int,
-        belief: Belief | None,
+        past: Past,
         *,
         time_limit: float | None = TIME_LIMIT,
         max_bytes: int | None = None,
@@ -77,7 +80,7 @@ class ControlledHMM:
         `max_bytes` limits the table of the constraint; None: whatever fits into memory.
         """
         following = self._following(constraint, max_tokens, "may", time_limit, max_bytes)
-        self._require_possible(constraint, following.ahead, max_tokens, belief, time_limit)
+        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit)
         return following
 
     def sample(
@@ -85,44 +88,58 @@ class ControlledHMM:
         constraint: Constraint | Automaton,
         num: int,
         max_tokens: int,
-        belief: Belief | None,
+        past: Past,
         choice: Choice,
-        generator: torch.Generator | None,
+        generators: Generators,
         *,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[list[int]]:
-        """Continuations x ~ p(x | constraint), each up to EOS or `max_tokens` tokens."""
-        following = self.prepare(constraint, max_tokens, belief, time_limit=time_limit)
+        """`num` continuations x ~ p(x | constraint) of each text, each up to EOS or `max_tokens` tokens."""
+        following = self.prepare(constraint, max_tokens, past, time_limit=time_limit)
         return sample_constrained(
             following,
-            belief,
+            past,
             num,
             max_tokens,
             eos_id=self._tokenizer.eos_id,
             choice=choice,
-            generator=generator,
+            generators=generators,
         )
 
     def best(
         self,
         constraint: Constraint | Automaton | None,
         max_tokens: int,
-        belief: Belief | None,
+        past: Past,
         *,
         time_limit: float | None = TIME_LIMIT,
-    ) -> BestContinuation:
-        """The likeliest continuation with its states, up to EOS or of `max_tokens` tokens."""
+    ) -> list[BestContinuation]:
+        """The likeliest continuation of each text with its states, up to EOS or of `max_tokens` tokens."""
         tables = self._hmm.tables
         if constraint is None:
             constraint = _anything(tables.num_words)
         automaton = self._automaton(constraint, "may", time_limit)
-        log_ahead = tables.log_start if belief is None else self._transition.log_ahead(belief)[0]
-        found = best_constrained(tables, automaton, log_ahead, max_tokens, eos_id=self._tokenizer.eos_id)
-        if found is None:
-            ahead = lookahead(tables, automaton, max_tokens)
-            self._require_possible(constraint, ahead, max_tokens, belief, time_limit)
-        assert found is not None
-        return found
+        best = BestConstrained(tables, automaton, max_tokens, eos_id=self._tokenizer.eos_id)
+        texts = []
+        for number in range(past.num):
+            one = past.of([number])
+            found = best.text(one.ask(self._log_ahead)[0])
+            if found is None:
+                ahead = lookahead(tables, automaton, max_tokens)
+                self._require_possible(constraint, ahead, max_tokens, past, time_limit)
+            assert found is not None
+            texts.append(found)
+        return texts
+
+    def _log_ahead(self, rows: Int[Tensor, " R"], belief: Belief | None) -> Float[Tensor, "R Z"]:
+        if belief is None:
+            return self._hmm.tables.log_start.expand(len(rows), -1)
+        return self._transition.log_ahead(belief)
+
+    def _log_prob(self, ahead: Lookahead, past: Past, steps: int) -> Float[Tensor, " N"]:
+        """log P(the constraint is met | each text)."""
+        tables = self._hmm.tables
+        return past.ask(lambda rows, belief: ahead.log_prob(tables, belief, steps).expand(len(rows))[:, None])[:, 0]
 
     def _automaton(self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None) -> Automaton:
         if not isinstance(constraint, Automaton):
@@ -162,19 +179,27 @@ class ControlledHMM:
         constraint: Constraint | Automaton,
         ahead: Lookahead,
         max_tokens: int,
-        belief: Belief | None,
+        past: Past,
         time_limit: float | None,
     ) -> None:
-        tables = self._hmm.tables
+        """Says what is impossible after the first text after which the constraint is."""
+        impossible = self._log_prob(ahead, past, max_tokens).isinf().nonzero()[:, 0].tolist()
+        if not impossible:
+            return
+        text = past.of([impossible[0]])
 
         def possible(automaton: Automaton) -> bool:
-            part = lookahead(tables, automaton, max_tokens, self._transition)
-            return not bool(part.log_prob(tables, belief, max_tokens).isinf())
+            part = lookahead(self._hmm.tables, automaton, max_tokens, self._transition)
+            return not bool(self._log_prob(part, text, max_tokens).isinf())
 
-        if bool(ahead.log_prob(tables, belief, max_tokens).isinf()):
-            texts = TokenTexts.of(self._tokenizer)
-            compiled = partial(self._automaton, ending="may", time_limit=time_limit)
+        texts = TokenTexts.of(self._tokenizer)
+        compiled = partial(self._automaton, ending="may", time_limit=time_limit)
+        try:
             raise_impossible(constraint, texts, compiled, possible, max_tokens, time_limit)
+        except ImpossibleConstraintError as error:
+            if past.num == 1:
+                raise
+            raise ImpossibleConstraintError(f"text {impossible[0]} of the list (the first is 0): {error}") from None
 
 
 def _anything(num_tokens: int) -> Automaton:
