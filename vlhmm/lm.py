@@ -109,6 +109,11 @@ class LanguageModel:
                 raise
             raise FolderError(f"{self._folder / MODEL} holds no HMM: {error}") from None
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that it was loaded from; None: it was not."""
+        return self._folder
+
     @cached_property
     def _queries(self) -> TextQueries:
         return TextQueries(self.hmm, self.tokenizer, self._opening)
@@ -732,6 +737,35 @@ class LanguageModel:
             return self._controlled.probability(constraint, length, past, until_eos=until_eos, time_limit=time_limit)
 
         return one_or_all("prefix", prefix, answer)
+
+    def constraint_path(
+        self, text: str, constraint: Constraint | Automaton, *, time_limit: float | None = TIME_LIMIT
+    ) -> list[float]:
+        """Compute P(a text satisfies the constraint | its first t tokens) for each t.
+
+        The text has as many tokens as `text`, and none of the tokens still to come is EOS.
+
+        Args:
+            text: The text that is followed, T tokens.
+            constraint: The constraint, on the whole text.
+            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
+
+        Returns:
+            T + 1 probabilities, for t = 0, 1, ..., T. The last one is 1 if `text` satisfies the constraint, else 0.
+
+        Raises:
+            ImpossibleTextError: `text` has probability zero.
+            ValueError: The text has no tokens.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> path = lm.constraint_path("the cat sees a bird", vlhmm.contains("bird"))
+            >>> [round(prob, 1) for prob in path]
+            [0.6, 0.6, 0.6, 0.6, 0.6, 1.0]
+        """
+        tokens = self._encode(text)[0].tolist()
+        self._possible_belief_after(text)
+        return self._controlled.along(constraint, tokens, self._opening, time_limit=time_limit)
 
     @cached_property
     def _controlled(self) -> ControlledHMM:

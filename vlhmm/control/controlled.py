@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -82,6 +84,29 @@ class ControlledHMM:
         following = self._following(constraint, max_tokens, "may", time_limit, max_bytes)
         self._require_possible(constraint, following.ahead, max_tokens, past, time_limit)
         return following
+
+    def along(
+        self,
+        constraint: Constraint | Automaton,
+        tokens: Sequence[int],
+        belief: Belief | None,
+        *,
+        time_limit: float | None = TIME_LIMIT,
+    ) -> list[float]:
+        """P(the text satisfies it | its length and its first t tokens) for t = 0, 1, ..., length."""
+        tables, length = self._hmm.tables, len(tokens)
+        ahead = self._following(constraint, length, "none", time_limit).ahead
+        filtered = self._hmm.filter([list(tokens)], belief=belief)
+        probs = []
+        for done in range(length + 1):
+            state = ahead.automaton.run(tokens[:done])
+            here = replace(ahead, automaton=replace(ahead.automaton, start=state))
+            known = belief
+            if done:
+                last = torch.tensor([tokens[done - 1]], device=tables.device)
+                known = Belief(last, filtered.probs[:, done - 1].log())
+            probs.append(float(here.log_prob(tables, known, length - done).double().exp()))
+        return probs
 
     def sample(
         self,
