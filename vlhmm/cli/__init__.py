@@ -71,7 +71,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with:\n  vlhmm demo\nHelp on a command:\n  vlhmm train --help",
 )
-for module in (corpora, training, distill, evaluation, queries, infill, generate, info, inspect, explore, demo, serve, table):
+for module in (
+    corpora,
+    training,
+    distill,
+    evaluation,
+    queries,
+    infill,
+    generate,
+    info,
+    inspect,
+    explore,
+    demo,
+    serve,
+    table,
+):
     module.register(app)
 
 

@@ -38,9 +38,9 @@ def explore(
             help="The text that is read token by token; `-`: stdin, one text a line; left out: some lines of the corpus.",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page; a file that exists is replaced.")] = (
-        Path("explorer.html")
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.html", help="The page; a file that exists is replaced.")
+    ] = (Path("explorer.html")),
     corpus: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +54,9 @@ def explore(
         Split | None,
         typer.Option("--split", show_default=False, help="Which part of a corpus, valid if not said; a file has none."),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Only the first N tokens of it.")] = 10_000,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, metavar="N", help="Only the first N tokens of it.")
+    ] = 10_000,
     top: Annotated[int, typer.Option("--top", min=1, max=10, help="How many states of each token.")] = 4,
     max_states: Annotated[
         int, typer.Option("--max-states", min=1, metavar="N", help="Only the N most used states are on the map.")
@@ -122,7 +124,9 @@ def _constraint(must_contain: list[str], exclude: list[str], regex: str | None) 
 
 
 def show_page(written: WrittenPage) -> None:
-    shown = f"{written.states_shown:,} of {written.num_states:,}, which emit {written.share_of_tokens:.1%} of the tokens"
+    shown = (
+        f"{written.states_shown:,} of {written.num_states:,}, which emit {written.share_of_tokens:.1%} of the tokens"
+    )
     facts(
         [
             ("page", f"{written.file}, {written.num_bytes / 1e6:.1f} MB: open it in a browser"),

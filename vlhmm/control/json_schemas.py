@@ -30,7 +30,26 @@ MAX_READ: Final = 5_000
 WHITE_SPACE: Final = " ?"
 
 _ANNOTATIONS: Final = frozenset(
-    ["$schema", "$id", "$comment", "$defs", "definitions", "$anchor", "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "discriminator"]
+    [
+        "$schema",
+        "$id",
+        "$comment",
+        "$defs",
+        "definitions",
+        "$anchor",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "discriminator",
+    ]
 )
 _OF_TYPE: Final = {
     "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),

@@ -6,8 +6,8 @@ import base64
 import hashlib
 import html
 import json
-from functools import cache
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 

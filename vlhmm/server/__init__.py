@@ -4,24 +4,27 @@ A request is parsed and checked in the event loop; one thread owns the model and
 constraints. Needs the extra `serve`.
 """
 
+from typing import TYPE_CHECKING
+
 from vlhmm.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from vlhmm.server.routes import application
+    from vlhmm.server.running import serve
 
 __all__ = ["ServerSettings", "application", "serve"]
 
 
-def __getattr__(name: str) -> object:
-    """Packages of the extra are imported when they are needed."""
-    try:
-        if name == "application":
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Imports what needs the packages of the extra when it is first asked for."""
+        if name not in ("application", "serve"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
             from vlhmm.server.routes import application
-
-            return application
-        if name == "serve":
             from vlhmm.server.running import serve
-
-            return serve
-    except ImportError as error:
-        if error.name in ("starlette", "uvicorn", "prometheus_client"):
+        except ModuleNotFoundError as error:
             raise ValueError(f'the server needs {error.name}: pip install "vlhmm[serve]"') from None
-        raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals().update(application=application, serve=serve)
+        return globals()[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -98,7 +98,8 @@ class Engine:
             for ids, future in zip(texts, futures, strict=True)
         ]
         with self._submitted(jobs):
-            return await asyncio.gather(*futures)
+            reads: list[Read] = await asyncio.gather(*futures)
+            return reads
 
     async def write(
         self, writings: Sequence[Writing], deadline: float | None = None
@@ -125,9 +126,21 @@ class Engine:
     async def ask(self, question: Callable[[], Answer]) -> Answer:
         """Ask the model something by itself."""
         future = asyncio.get_running_loop().create_future()
-        with self._submitted([Query(partial(_settle, future), question)]):
+        with self._submitted([Query(partial(_settle, future), None, "", lambda _: [question()])]):
             answer: Answer = await future
             return answer
+
+    async def ask_each(
+        self, key: Hashable, texts: Sequence[str], question: Callable[[list[str]], Sequence[Answer]]
+    ) -> list[Answer]:
+        """Ask the same of several texts. Texts of other requests that wait with the same key are asked about together."""
+        futures = [asyncio.get_running_loop().create_future() for _ in texts]
+        jobs = [
+            Query(partial(_settle, future), key, text, question) for text, future in zip(texts, futures, strict=True)
+        ]
+        with self._submitted(jobs):
+            answers: list[Answer] = await asyncio.gather(*futures)
+            return answers
 
     @contextmanager
     def _submitted(self, jobs: Sequence[Job]) -> Iterator[None]:
@@ -154,7 +167,7 @@ class Engine:
             self._forget_cancelled()
             self._read()
             self._write()
-            self._answer_one()
+            self._answer_some()
             self._send()
 
     def _busy(self) -> bool:
@@ -205,11 +218,24 @@ class Engine:
                 writing.cancelled = True
         self._writings = [one for one in self._writings if not one.cancelled]
 
-    def _answer_one(self) -> None:
-        if self._queries:
-            query = self._queries.pop(0)
-            with self._answering([query]):
-                self._outbox.append(partial(query.answered, query.ask()))
+    def _answer_some(self) -> None:
+        """The question that has waited longest, and those that can be answered together with it."""
+        if not self._queries:
+            return
+        key = self._queries[0].key
+        alike = [one for one in self._queries if one.key == key] if key is not None else self._queries[:1]
+        batch = alike[: self._max_batch]
+        self._queries = [one for one in self._queries if one not in batch]
+        try:
+            answers = batch[0].ask([one.text for one in batch])
+        except Exception as error:
+            if len(batch) > 1:
+                # One text may spoil the answers to all: each is asked about by itself.
+                self._queries = [_alone(one) for one in batch] + self._queries
+            else:
+                self._outbox.append(partial(batch[0].answered, error))
+            return
+        self._outbox += [partial(one.answered, answer) for one, answer in zip(batch, answers, strict=True)]
 
     @contextmanager
     def _answering(self, jobs: Sequence[Job]) -> Iterator[None]:
@@ -236,6 +262,11 @@ def _living(requests: Sequence[list[Any]]) -> list[list[Any]]:
     """Without what is done or no longer waited for, and without requests that have nothing left."""
     kept = ([job for job in jobs if not job.cancelled] for jobs in requests)
     return [jobs for jobs in kept if jobs]
+
+
+def _alone(query: Query) -> Query:
+    query.key = None
+    return query
 
 
 def _settle(future: asyncio.Future[Any], answer: Any) -> None:

@@ -31,7 +31,8 @@ class Keys:
         scheme, _, key = authorization.partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else "")
         # All are compared, whichever fits.
-        return not self._digests or any([hmac.compare_digest(given, digest) for digest in self._digests])
+        fits = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return not fits or any(fits)
 
 
 def _digest(key: str) -> bytes:

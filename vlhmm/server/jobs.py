@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,9 +119,12 @@ class Writing(Job):
 
 @dataclass(eq=False)
 class Query(Job):
-    """A question that is answered by itself."""
+    """A question about a text."""
 
-    ask: Callable[[], Any]
+    key: Hashable
+    """Questions with the same key are one question about several texts; None: it stands alone."""
+    text: str
+    ask: Callable[[list[str]], Sequence[Any]]
 
 
 def first_of_each(waiting: Sequence[Sequence[Any]], most: int) -> list[Any]:

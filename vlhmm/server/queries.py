@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,17 +70,23 @@ async def next_tokens(service: Service, asked: Asked) -> dict[str, Any]:
 async def posterior(service: Service, asked: Asked) -> dict[str, Any]:
     """The most likely states of each token, given the whole text."""
     top = asked.fields.integer("top", 3, 1, service.settings.max_top)
-    return await _each(service, asked, lambda text: {"text": text, "tokens": as_json(service.lm.posterior(text, top))})
+
+    def states(texts: list[str]) -> list[dict[str, Any]]:
+        found = service.lm.posterior(texts, top)
+        return [{"text": text, "tokens": as_json(one)} for text, one in zip(texts, found, strict=True)]
+
+    return await _each(service, asked, ("posterior", top), states)
 
 
 async def viterbi(service: Service, asked: Asked) -> dict[str, Any]:
     """The most likely state paths."""
     k = asked.fields.integer("k", 1, 1, 100)
 
-    def paths(text: str) -> dict[str, Any]:
-        return {"text": text, "paths": as_json(service.lm.viterbi(text, k))}
+    def paths(texts: list[str]) -> list[dict[str, Any]]:
+        found = service.lm.viterbi(texts, k)
+        return [{"text": text, "paths": as_json(one)} for text, one in zip(texts, found, strict=True)]
 
-    return await _each(service, asked, paths)
+    return await _each(service, asked, ("viterbi", k), paths)
 
 
 async def infill(service: Service, asked: Asked) -> dict[str, Any]:
@@ -98,7 +104,8 @@ async def infill(service: Service, asked: Asked) -> dict[str, Any]:
     eos, exclude = fields.flag("eos"), fields.texts("exclude", settings.max_texts)
     seed = fields.optional_integer("seed", -(1 << 63), (1 << 64) - 1)
 
-    def filled(text: str) -> Any:
+    def filled(texts: list[str]) -> list[Any]:
+        (text,) = texts
         generator = torch.Generator(service.lm.hmm.tables.device)
         if seed is None:
             generator.seed()
@@ -107,9 +114,9 @@ async def infill(service: Service, asked: Asked) -> dict[str, Any]:
         found = service.lm.infill(
             text, num=num, top=top, gap=(gap[0], gap[1]), eos=eos, exclude=exclude, generator=generator
         )
-        return as_json(found, text=text)
+        return [as_json(found, text=text)]
 
-    return await _each(service, asked, filled)
+    return await _each(service, asked, None, filled)
 
 
 async def constraint_probability(service: Service, asked: Asked) -> dict[str, Any]:
@@ -193,14 +200,17 @@ def _check_short(lists: list[list[int]], limit: int) -> None:
         raise RequestError(f"text has {longest} tokens, but the limit of this query is {limit}: cut it", param="text")
 
 
-async def _each(service: Service, asked: Asked, ask: Callable[[str], Any]) -> dict[str, Any]:
-    """The answers for each text, one at a time: between two of them others have their turn."""
+async def _each(
+    service: Service, asked: Asked, key: Hashable, ask: Callable[[list[str]], Sequence[Any]]
+) -> dict[str, Any]:
+    """The answers for each text."""
     fields = asked.fields
     texts, lists = await asked.parsed(partial(_texts, service, fields))
     _check_short(lists, service.settings.max_query_length)
+    if not all(lists):
+        raise fields.error("text", "has 0 tokens, but at least 1 is needed")
     service.metrics.read(sum(map(len, lists)))
-    data = [await service.engine.ask(partial(ask, text)) for text in texts]
-    return _answer(fields, data)
+    return _answer(fields, await service.engine.ask_each(key, texts, ask))
 
 
 def _answer(fields: Fields, data: list[Any], warnings: list[str] | None = None) -> dict[str, Any]:

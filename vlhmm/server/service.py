@@ -15,6 +15,7 @@ from vlhmm.control.controlled import ControlledHMM
 from vlhmm.control.product import TransitionMatrix
 from vlhmm.control.time_limit import limited_to
 from vlhmm.control.tokens import ConstrainedTokens
+from vlhmm.inference.past import Past
 from vlhmm.lm import LanguageModel
 from vlhmm.server.engine import Engine
 from vlhmm.server.metrics import Metrics
@@ -67,7 +68,7 @@ class Service:
                 return self._controlled.prepare(
                     constraint,
                     max_tokens,
-                    belief,
+                    Past.opened(self.lm.hmm.tables, belief),
                     time_limit=self.settings.constraint_seconds,
                     max_bytes=self.settings.max_constraint_bytes,
                 )
@@ -82,11 +83,11 @@ class Service:
                 return self._controlled.probability(
                     constraint,
                     length,
-                    belief,
+                    Past.opened(self.lm.hmm.tables, belief),
                     until_eos=until_eos,
                     time_limit=self.settings.constraint_seconds,
                     max_bytes=self.settings.max_constraint_bytes,
-                )
+                )[0]
 
         return await asyncio.get_running_loop().run_in_executor(self._compiling, computed)
 

@@ -66,9 +66,9 @@ class Scribe:
             tokens[place] = token[0]
         following = self._next.after(log_ahead, tokens)
         drawn = _drawn(tokens, log_probs, [writing.top for writing, _ in rows])
-        for (writing, number), belief, token in zip(rows, following, drawn, strict=True):
+        for (writing, number), belief, one in zip(rows, following, drawn, strict=True):
             writing.rows[number].belief = belief
-            yield writing, _add(writing, number, token, self._eos_id)
+            yield writing, _add(writing, number, one, self._eos_id)
 
     def _noise(self, writing: Writing) -> Float[Tensor, "N X"]:
         """For every continuation, ended or not: what one becomes does not depend on where the others end."""
@@ -125,9 +125,9 @@ class Scribe:
                 for place, row in zip(on, ahead.split(1), strict=True):
                     writing.log_ahead[going[place]] = row
         added = _drawn(drawn, found.log_prob, [writing.top] * len(going))
-        for number, state, token in zip(going, states, added, strict=True):
+        for number, state, one in zip(going, states, added, strict=True):
             writing.constraint_states[number] = state
-            yield writing, _add(writing, number, token, self._eos_id)
+            yield writing, _add(writing, number, one, self._eos_id)
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,9 @@ def _last(row: Choices, writing: Writing, ends: bool) -> str:
         return row.writer.add(row.ids[:-1] if ends else row.ids) + row.writer.rest()
     if row.stops is None:
         return row.writer.rest()
-    if row.stops.found is not None:
-        return ""
+    # Once a stop string was found, nothing more is sent on.
     piece = row.stops.add(row.writer.rest()) + row.stops.rest()
-    if row.stops.found is not None:
-        row.finish_reason = "stop"
+    row.finish_reason = "stop" if row.stops.found is not None else row.finish_reason
     return piece
 
 
