@@ -25,6 +25,10 @@ from vlhmm.tables import Belief
 Answer = TypeVar("Answer")
 
 
+class DefectError(RuntimeError):
+    """An error that is no fault of a request."""
+
+
 @dataclass(frozen=True)
 class Load:
     """Continuations and texts that are being computed, and those that wait."""
@@ -239,10 +243,12 @@ class Engine:
 
     @contextmanager
     def _answering(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Whatever goes wrong is the answer of those that were computed."""
+        """Whatever goes wrong is the answer of those that were computed; they were checked, so it is a defect of ours."""
         try:
             yield
         except Exception as error:
+            if isinstance(error, ValueError):
+                error = DefectError(repr(error)).with_traceback(error.__traceback__)
             for job in jobs:
                 if not job.cancelled:
                     self._outbox.append(partial(job.answered, error))

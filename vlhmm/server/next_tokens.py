@@ -152,5 +152,7 @@ def joined(beliefs: Sequence[Belief]) -> Belief:
 
 def split(belief: Belief) -> list[Belief]:
     """One belief a row, of memory of its own: a row that is kept does not keep the others."""
+    if not len(belief.token):
+        return []
     pairs = zip(belief.token.clone().split(1), belief.log_probs.split(1), strict=True)
     return [Belief(token, log_probs.clone()) for token, log_probs in pairs]

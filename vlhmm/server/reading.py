@@ -33,8 +33,9 @@ class Reader:
 
     def read(self, texts: Sequence[Reading]) -> None:
         """The next part of each text; those without a belief begin from the start distribution."""
-        for begun in (False, True):
-            part = [text for text in texts if (text.belief is not None) == begun]
+        fresh = [text for text in texts if text.belief is None]
+        begun = [text for text in texts if text.belief is not None]
+        for part in (fresh, begun):
             if part:
                 self._read(part)
 
@@ -48,14 +49,15 @@ class Reader:
         batch = Batch(torch.tensor(padded, device=device), torch.tensor(lengths, device=device))
         past = _joined([text.belief for text in texts])
         scored = score(self._tables, batch, past)
-        log_probs: list[list[float]] = scored.token_log_probs.tolist()
+        rows: list[list[float]] = scored.token_log_probs.tolist()
+        log_probs = [values[:length] for values, length in zip(rows, lengths, strict=True)]
         wanted = [row for row, text in enumerate(texts) if text.top]
         if wanted:
             self._tops(
                 [texts[row] for row in wanted], [parts[row] for row in wanted], [log_probs[row] for row in wanted]
             )
         for text, part, values, belief in zip(texts, parts, log_probs, split(scored.belief), strict=True):
-            text.log_probs += values[: len(part)]
+            text.log_probs += values
             text.position += len(part)
             text.belief = belief
 
