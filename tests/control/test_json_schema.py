@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -13,9 +12,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from vlhmm.control import Automaton, TokenTexts, choice, json_schema
-from vlhmm.control.json_values import FORMATS, Limits, number
-from vlhmm.control.byte_parts import compiled
+from vlhmm.control import Automaton, json_schema
+from vlhmm.control.json_values import FORMATS
 
 NAMES = ["a", "b c", 'say "x"', "back\\slash", "line\nbreak", "é", "💡", "", "/~"]
 PATTERNS = ["^[A-Z]{2}", "[0-9]+$", "^(a|é|💡)*$", r"\w \w", r"^\S+@x$", '"', r"\\", r"^[^a-z]{1,3}$", r"\n", "^$|b"]
@@ -30,7 +28,7 @@ def texts_of(automaton: Automaton, draw: random.Random, count: int, soft_limit: 
     found = []
     for _ in range(count):
         state, text = automaton.start, bytearray()
-        while not (accepting[state] and (draw.random() < 0.3 or steps[state] == 0 and len(text) >= soft_limit)):
+        while not (accepting[state] and (draw.random() < 0.3 or (steps[state] == 0 and len(text) >= soft_limit))):
             leads = [(c, t) for c, t in enumerate(next_state[state]) if steps[t] < torch.inf]
             if not leads:
                 break
@@ -53,7 +51,11 @@ def assert_valid(schema: Any, texts: list[str]) -> None:
 
 _limits = st.integers(-30, 30) | st.decimals(-20, 20, places=2).map(float)
 _values = st.recursive(
-    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9).map(lambda x: round(x, 3)) | st.sampled_from(NAMES),
+    st.none()
+    | st.booleans()
+    | st.integers(-99, 99)
+    | st.floats(-9, 9).map(lambda x: round(x, 3))
+    | st.sampled_from(NAMES),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=2),
     max_leaves=3,
 )
@@ -65,11 +67,14 @@ def _ranges(low: str, high: str, sizes: st.SearchStrategy[Any]) -> st.SearchStra
 
 
 _strings = st.tuples(
-    _ranges("minLength", "maxLength", st.integers(0, 4)) | st.fixed_dictionaries({}, optional={"pattern": st.sampled_from(PATTERNS)})
+    _ranges("minLength", "maxLength", st.integers(0, 4))
+    | st.fixed_dictionaries({}, optional={"pattern": st.sampled_from(PATTERNS)})
 ).map(lambda parts: {"type": "string", **parts[0]})
 _numbers = st.one_of(
     st.tuples(
-        st.sampled_from(["integer", "number"]), _ranges("minimum", "maximum", _limits), st.sampled_from([{}, {}, {"exclusiveMinimum": -7}])
+        st.sampled_from(["integer", "number"]),
+        _ranges("minimum", "maximum", _limits),
+        st.sampled_from([{}, {}, {"exclusiveMinimum": -7}]),
     ).map(lambda parts: {"type": parts[0], **parts[1], **parts[2]}),
     st.sampled_from([2, 3, 7, 5.0]).map(lambda m: {"type": "integer", "multipleOf": m, "minimum": -40}),
 )
@@ -101,10 +106,13 @@ def _objects(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
 
 def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
-        st.tuples(inner, _ranges("minItems", "maxItems", st.integers(0, 3))).map(lambda p: {"type": "array", "items": p[0], **p[1]}),
-        st.tuples(st.lists(inner, min_size=1, max_size=2), st.sampled_from([{}, {"items": False}, {"items": {"type": "null"}, "minItems": 1}])).map(
-            lambda p: {"type": "array", "prefixItems": p[0], **p[1]}
+        st.tuples(inner, _ranges("minItems", "maxItems", st.integers(0, 3))).map(
+            lambda p: {"type": "array", "items": p[0], **p[1]}
         ),
+        st.tuples(
+            st.lists(inner, min_size=1, max_size=2),
+            st.sampled_from([{}, {"items": False}, {"items": {"type": "null"}, "minItems": 1}]),
+        ).map(lambda p: {"type": "array", "prefixItems": p[0], **p[1]}),
         _objects(inner),
         st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some}),
         inner.map(lambda one: {"allOf": [one]}),

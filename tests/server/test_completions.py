@@ -135,7 +135,9 @@ def test_log_probs_are_those_of_score(served: Served) -> None:
         expected = [token.log_prob for token in served.lm._queries.scores([ids])[0].tokens]
         assert given["token_logprobs"][0] is None
         assert given["top_logprobs"][0] is None
-        torch.testing.assert_close(torch.tensor(given["token_logprobs"][1:]), torch.tensor(expected[1:]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(given["token_logprobs"][1:]), torch.tensor(expected[1:]), rtol=1e-5, atol=1e-5
+        )
         stream = served.lm.stream()
         for token, value, tops in zip(ids, given["token_logprobs"], given["top_logprobs"], strict=True):
             if tops is not None:

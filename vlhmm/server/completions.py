@@ -99,7 +99,9 @@ class Completion:
     async def write(self) -> AsyncIterator[tuple[int, Piece]]:
         """Write all continuations; pieces with the index of their choice."""
         try:
-            async for number, piece in self.service.engine.write(self.writings, self.deadline):
+            async for number, piece in self.service.engine.write(
+                self.writings, self.deadline if self.request.stream else None
+            ):
                 yield number * self.request.num + piece.row, piece
             self._count()
         finally:

@@ -25,18 +25,19 @@ class Keys:
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode()) for key in keys]
 
     def allow(self, authorization: str) -> bool:
         scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        # Headers are read as Latin-1; what was sent are bytes.
+        given = _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
         # All are compared, whichever fits.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         return not fits or any(fits)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 class Gate:

@@ -150,12 +150,16 @@ def _schemas(settings: ServerSettings) -> dict[str, Any]:
         "CompletionRequest": _completion_request(settings, model, seed),
         "Completion": _completion(),
         "TokenizeRequest": _object({"model": model, "prompt": TEXT, "return_token_strs": FLAG}, "prompt"),
-        "Tokenized": _object({"tokens": _ids(), "count": {"type": "integer"}, "max_model_len": {"type": "integer"}}, "tokens"),
+        "Tokenized": _object(
+            {"tokens": _ids(), "count": {"type": "integer"}, "max_model_len": {"type": "integer"}}, "tokens"
+        ),
         "DetokenizeRequest": _object({"model": model, "tokens": _ids()}, "tokens"),
         "Detokenized": _object({"prompt": TEXT}, "prompt"),
         "ScoreRequest": _object({"model": model, "text": texts, "eos": FLAG}, "text"),
         "Score": _object({"text": TEXT, "log_prob": _nullable(NUMBER), "perplexity": _nullable(NUMBER)}, "log_prob"),
-        "NextRequest": _object({"model": model, "text": texts, "top": _integer(1, settings.max_top, default=10)}, "text"),
+        "NextRequest": _object(
+            {"model": model, "text": texts, "top": _integer(1, settings.max_top, default=10)}, "text"
+        ),
         "NextTokens": _object({"text": TEXT, "next": {"type": "array", "items": _ref("Record")}}, "next"),
         "PosteriorRequest": _object({"model": model, "text": texts, "top": _integer(1, settings.max_top)}, "text"),
         "ViterbiRequest": _object({"model": model, "text": texts, "k": _integer(1, 100, "Paths.", 1)}, "text"),
@@ -241,7 +245,13 @@ def _completion_request(settings: ServerSettings, model: dict[str, Any], seed: d
             },
             "max_tokens": _integer(0, settings.max_tokens, "New tokens; 0 only with echo.", 16),
             "n": _integer(1, settings.max_texts, "Continuations of each prompt.", 1),
-            "temperature": {**NUMBER, "minimum": 0, "maximum": 100, "default": 1, "description": "0: the most likely token."},
+            "temperature": {
+                **NUMBER,
+                "minimum": 0,
+                "maximum": 100,
+                "default": 1,
+                "description": "0: the most likely token.",
+            },
             "top_k": _integer(-1, (1 << 31) - 1, "Only the k most likely tokens; 0 and -1: all.", -1),
             "top_p": {**NUMBER, "exclusiveMinimum": 0, "maximum": 1, "default": 1},
             "seed": seed,
