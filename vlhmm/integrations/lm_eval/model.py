@@ -79,10 +79,10 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
         """Token ids of a text; no special token is added."""
         return self._lm.tokenizer.encode(string)
 
-    def _loglikelihood_tokens(self, requests: Sequence[Request], **_: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: Sequence[Request], **ignored: Any) -> list[tuple[float, bool]]:
         """log p(continuation | context), and whether each of its tokens is the most likely one."""
         # A context is read once, however many continuations it has.
-        contexts = {tuple(context) for _, context, _ in requests}
+        contexts = sorted({tuple(context) for _, context, _ in requests})
         after = {
             tuple(one.ids): one.belief for one in self._read([Reading(_nobody, *self._begun(ids)) for ids in contexts])
         }
@@ -122,8 +122,7 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
                 self._writing(ids, one.belief, request.args[1])
                 for ids, one, request in zip(prompts, begun, some, strict=True)
             ]
-            going = writings
-            while going := [one for one in going if one.going()]:
+            while going := [one for one in writings if one.going()]:
                 self._scribe.step(going)
             for request, writing in zip(some, writings, strict=True):
                 texts.append(writing.rows[0].text)
