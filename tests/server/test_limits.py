@@ -112,8 +112,12 @@ def test_keys_are_asked_for() -> None:
         assert one.get("/health").status_code == 200
         for key in ("first", "sécond"):
             assert one.get("/v1/models", headers={"Authorization": f"Bearer {key}".encode()}).status_code == 200
-        for header in ("Bearer firs", "Bearer", "first", "Basic first", "Bearer first second"):
-            assert one.get("/v1/models", headers={"Authorization": header}).status_code == 401
+        # A browser asks for the page with a name and a password.
+        assert "Basic" in one.get("/").headers["www-authenticate"]
+        assert requests.get(f"{one.url}/", auth=("anyone", "first"), timeout=60).status_code == 200
+        assert requests.get(f"{one.url}/", auth=("first", "firs"), timeout=60).status_code == 401
+        for header in ("Bearer firs", "Bearer", "first", "Basic first", "Basic é", "Bearer first second"):
+            assert one.get("/v1/models", headers={"Authorization": header.encode("latin-1")}).status_code == 401
 
 
 def test_too_long_requests_are_refused() -> None:

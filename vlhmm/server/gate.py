@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Iterable
@@ -28,12 +29,27 @@ class Keys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     def allow(self, authorization: str) -> bool:
-        scheme, _, key = authorization.partition(" ")
-        # Headers are read as Latin-1; what was sent are bytes.
-        given = _digest(key.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
+        given = _digest(_key_of(authorization))
         # All are compared, whichever fits.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         return not fits or any(fits)
+
+
+def _key_of(authorization: str) -> bytes:
+    """The key of `Bearer KEY`, or the password of `Basic ...`, which browsers ask for; empty where there is none."""
+    scheme, _, rest = authorization.partition(" ")
+    # Headers are read as Latin-1; what was sent are bytes.
+    sent = rest.strip().encode("latin-1")
+    match scheme.lower():
+        case "bearer":
+            return sent
+        case "basic":
+            try:
+                return base64.b64decode(sent, validate=True).partition(b":")[2]
+            except ValueError:
+                return b""
+        case _:
+            return b""
 
 
 def _digest(key: bytes) -> bytes:
@@ -84,7 +100,8 @@ class Gate:
                 "no valid API key: send the header `Authorization: Bearer KEY`",
                 401,
                 code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
+                # A browser that asks for the page asks its user for a password.
+                headers={"WWW-Authenticate": 'Basic realm="vlhmm"' if scope["path"] == "/" else "Bearer"},
             )
         if scope["method"] == "POST" and self._service.in_progress >= settings.max_requests:
             return RequestError(
