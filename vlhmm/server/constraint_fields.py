@@ -142,9 +142,10 @@ def _range(fields: Fields, key: str) -> tuple[int, int | None]:
     """[5, 8], [5, null] or 5."""
     value = fields.raw(key)
     numbers = [value, value] if isinstance(value, int) else value
-    if not isinstance(numbers, list) or len(numbers) != 2:
-        raise fields.error(key, f"is {shown(value)}, but two numbers are needed: [5, 8], or [5, null]")
-    return numbers[0], numbers[1]
+    match numbers:
+        case [int(), int() | None] if not any(isinstance(one, bool) for one in numbers):
+            return numbers[0], numbers[1]
+    raise fields.error(key, f"is {shown(value)}, but two numbers are needed: [5, 8], or [5, null]")
 
 
 def choice_of(key: str, texts: list[str]) -> Constraint:

@@ -126,8 +126,8 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas(settings: ServerSettings) -> dict[str, Any]:
-    model = {"type": "string", "description": f"{settings.model_name!r}, or left out."}
-    texts = _texts(settings.max_texts, "One text or several.")
+    model = {"type": "string", "enum": [settings.model_name]}
+    texts = _queried(settings, r"\S", "One text or several, each with at least one token.")
     seed = _integer(-(1 << 63), (1 << 64) - 1, "The same seed draws the same texts.")
     return {
         "Error": _object(
@@ -146,7 +146,8 @@ def _schemas(settings: ServerSettings) -> dict[str, Any]:
         ),
         "Record": {"type": "object", "description": "A record of the Python API as JSON."},
         "Model": _object({"id": TEXT, "object": {"const": "model"}, "max_model_len": {"type": "integer"}}, "id"),
-        "Constraint": _constraint(settings),
+        "Constraint": _constraint("ConstraintPart"),
+        "ConstraintPart": _constraint(None),
         "CompletionRequest": _completion_request(settings, model, seed),
         "Completion": _completion(),
         "TokenizeRequest": _object({"model": model, "prompt": TEXT, "return_token_strs": FLAG}, "prompt"),
@@ -166,7 +167,7 @@ def _schemas(settings: ServerSettings) -> dict[str, Any]:
         "InfillRequest": _object(
             {
                 "model": model,
-                "text": {**texts, "description": "`___` is a gap, `___{1,4}` one of one to four tokens."},
+                "text": _queried(settings, "___", "`___` is a gap, `___{1,4}` one of one to four tokens."),
                 "num": _integer(0, settings.max_texts, "Samples.", 5),
                 "top": _integer(1, settings.max_top, "Tokens of each position.", 5),
                 "gap": {"type": "array", "items": _integer(1, 20), "minItems": 2, "maxItems": 2},
@@ -201,10 +202,20 @@ def _ids() -> dict[str, Any]:
     return {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
-def _constraint(settings: ServerSettings) -> dict[str, Any]:
+def _queried(settings: ServerSettings, pattern: str, about: str) -> dict[str, Any]:
+    text = {**TEXT, "pattern": pattern}
+    several = {"type": "array", "items": text, "minItems": 1, "maxItems": settings.max_texts}
+    return {"anyOf": [text, several], "description": about}
+
+
+def _constraint(part: str | None) -> dict[str, Any]:
+    """A constraint object. It may be nested further than is described: clients choke on schemas that refer to themselves."""
     bounds = {"type": "array", "items": {"type": ["integer", "null"], "minimum": 0}, "minItems": 2, "maxItems": 2}
     phrases = _texts(MAX_PHRASES)
-    inner = {"type": "array", "items": _ref("Constraint"), "minItems": 1, "maxItems": MAX_PHRASES}
+    nested: dict[str, Any] = {}
+    if part is not None:
+        several = {"type": "array", "items": _ref(part), "minItems": 1, "maxItems": MAX_PHRASES}
+        nested = {"all": several, "any": several, "not": _ref(part)}
     return _object(
         {
             "contains": {**phrases, "description": "All of these occur."},
@@ -218,9 +229,7 @@ def _constraint(settings: ServerSettings) -> dict[str, Any]:
             "regex": {**TEXT, "description": "A regular expression that the whole text matches."},
             "choice": {**phrases, "description": "The text is one of these."},
             "json_schema": {"type": "object", "description": "The text is JSON of this schema."},
-            "all": inner,
-            "any": inner,
-            "not": _ref("Constraint"),
+            **nested,
             "whole_words": {**FLAG, "default": True},
             "ignore_case": {**FLAG, "default": False},
         },
