@@ -120,17 +120,16 @@ def test_the_adapter_and_the_server_and_our_own_evaluation_agree(served: tuple[S
     direct = evaluated(folder, "vlhmm", pretrained=str(folder / "model"))
     url = f"{one.url}/v1/completions"
     remote = evaluated(folder, "local-completions", model="small", base_url=url, max_length=1000, num_concurrent=1)
-    eos = one.lm.tokenizer.eos_id
     for text, ((ours,),), ((theirs,),) in zip(
         DOCUMENTS, answers(direct, "held_out"), answers(remote, "held_out"), strict=True
     ):
         ids = one.lm.tokenizer.encode(text)
 
-        def own(ids: list[int]) -> float:
-            return one.lm.evaluate(Tokens.from_documents([ids], one.lm.tokenizer.vocab_size)).log_prob
-
-        # A document follows an EOS, whose own probability is not that of the document.
-        expected = own([eos, *ids]) - own([eos])
+        expected = one.lm.score(text).log_prob
+        if one.lm.opening is None:
+            # From one cold start, as `vlhmm eval` reads a file; a document of this model begins so too.
+            alone = one.lm.evaluate(Tokens.from_documents([ids], one.lm.tokenizer.vocab_size))
+            assert abs(ours - alone.log_prob) < 1e-6 * len(ids)
         assert abs(ours - expected) < 1e-6 * len(ids)
         assert abs(theirs - expected) < 1e-6 * len(ids)
     for question, ours, theirs in zip(

@@ -20,10 +20,11 @@ def test_echo_scores_every_token_of_the_prompt_and_one_more(served: Served) -> N
         assert given["tokens"][:-1] == [tokenizer.token(token) for token in ids]
         assert log_probs[0] is None
         assert tops[0] is None
-        stream = served.lm.hmm.stream(belief=None if ids[0] == tokenizer.eos_id else served.lm.opening)
-        for token, value, top in zip([*ids, None], [*log_probs[:-1], None], [*tops[:-1], None], strict=True):
-            if token is None:
-                break
+        stream = served.lm.hmm.stream(belief=served.lm.opening)
+        # An EOS at the beginning is the one that every text follows.
+        for place, (token, value, top) in enumerate(zip(ids, log_probs[:-1], tops[:-1], strict=True)):
+            if not place and token == tokenizer.eos_id:
+                continue
             probs = stream.next_token_probs()[0]
             scored = float(stream.feed([token])[0, 0])
             if top is None:

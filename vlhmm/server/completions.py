@@ -49,7 +49,7 @@ class Completion:
         request, engine = self.request, self.service.engine
         self.service.metrics.read(sum(map(len, request.prompts)))
         wanted = request.logprobs or 0 if request.echo else 0
-        self.reads = await engine.read(request.prompts, top=wanted)
+        self.reads = await engine.read_prompts(request.prompts, top=wanted)
         if not request.max_tokens:
             return
         if request.constraint is not None:

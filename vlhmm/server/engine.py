@@ -90,15 +90,20 @@ class Engine:
         batch = min(reading, self._max_batch)
         return Load(batch + writing, reading - batch + waiting + len(self._queries) + len(self._inbox))
 
-    def belief_before(self, ids: Sequence[int]) -> Belief | None:
-        """What a text begins with. An EOS at its very beginning is the one that every text follows."""
-        return None if ids and ids[0] == self.lm.tokenizer.eos_id else self.opening
+    async def read_prompts(self, prompts: Sequence[Sequence[int]], top: int = 0) -> list[Read]:
+        """`read`, but an EOS at the very beginning is the one that every text follows; it has no score."""
+        led = [bool(ids) and ids[0] == self.lm.tokenizer.eos_id for ids in prompts]
+        reads = await self.read([ids[begins:] for ids, begins in zip(prompts, led, strict=True)], top)
+        return [
+            Read([0.0, *read.log_probs], [[], *read.tops] if read.tops else [], read.belief) if begins else read
+            for read, begins in zip(reads, led, strict=True)
+        ]
 
     async def read(self, texts: Sequence[Sequence[int]], top: int = 0) -> list[Read]:
         """Score the tokens of texts."""
         futures = [asyncio.get_running_loop().create_future() for _ in texts]
         jobs = [
-            Reading(partial(_settle, future), list(ids), self.belief_before(ids), top)
+            Reading(partial(_settle, future), list(ids), self.opening, top)
             for ids, future in zip(texts, futures, strict=True)
         ]
         with self._submitted(jobs):

@@ -103,9 +103,11 @@ class Scribe:
         if not ids:
             return self._opening
         tables = self._next.tables
-        begun = None if ids[0] == self._eos_id else self._opening
+        ids = ids[ids[0] == self._eos_id :]
+        if not ids:
+            return self._opening
         batch = Batch(torch.tensor([ids], device=tables.device), torch.tensor([len(ids)], device=tables.device))
-        belief = score(tables, batch, begun).belief
+        belief = score(tables, batch, self._opening).belief
         return writing.rows[number].belief if bool(belief.log_probs.isinf().all()) else belief
 
     def _constrained_step(self, writing: Writing) -> Iterator[tuple[Writing, Piece]]:

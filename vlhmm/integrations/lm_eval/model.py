@@ -140,9 +140,9 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
         return Writing(_nobody, prompt, belief, [row], asked["max_gen_toks"], choice, generator, None)
 
     def _begun(self, ids: Sequence[int | None]) -> tuple[list[int], Belief | None]:
-        """The tokens of a context, and what is believed before them: an EOS at its beginning is the one that every text follows."""
+        """The tokens of a context, and what is believed before them. An EOS at its beginning is the one that every text follows."""
         tokens = [token for token in ids if token is not None]
-        return tokens, None if tokens and tokens[0] == self._lm.tokenizer.eos_id else self._lm.opening
+        return tokens[bool(tokens) and tokens[0] == self._lm.tokenizer.eos_id :], self._lm.opening
 
     def _read(self, texts: list[Reading]) -> list[Reading]:
         """Reads all of them, those of similar length together."""
