@@ -34,10 +34,13 @@ class Scribe:
         next_tokens: The HMM's next-token probabilities.
         opening: The belief before a text; None: the start distribution.
         eos_id: The token that ends a text; None: there is none.
+        never: The token that is not drawn; None: all are.
     """
 
-    def __init__(self, next_tokens: NextTokens, opening: Belief | None, eos_id: int | None) -> None:
-        self._next, self._opening, self._eos_id = next_tokens, opening, eos_id
+    def __init__(
+        self, next_tokens: NextTokens, opening: Belief | None, eos_id: int | None, never: int | None = None
+    ) -> None:
+        self._next, self._opening, self._eos_id, self._never = next_tokens, opening, eos_id, never
 
     @torch.no_grad()
     def step(self, writings: Sequence[Writing]) -> list[tuple[Writing, Piece]]:
@@ -58,17 +61,24 @@ class Scribe:
         log_ahead = self._next.log_ahead([writing.rows[number].belief for writing, number in rows])
         log_probs = self._next.log_probs(log_ahead)
         noise = torch.cat([self._noise(writing) for writing in writings])
-        tokens, close = self._chosen([writing.choice for writing, _ in rows], log_probs, noise)
+        tokens, close = self._chosen([writing.choice for writing, _ in rows], self._drawable(log_probs), noise)
         for place in close.nonzero()[:, 0].tolist():
             writing, number = rows[place]
             alone = self._next.log_probs(self._next.log_ahead([self._read_alone(writing, number)]))
-            token, _ = self._chosen([writing.choice], alone, noise[place : place + 1])
+            token, _ = self._chosen([writing.choice], self._drawable(alone), noise[place : place + 1])
             tokens[place] = token[0]
         following = self._next.after(log_ahead, tokens)
         drawn = _drawn(tokens, log_probs, [writing.top for writing, _ in rows])
         for (writing, number), belief, one in zip(rows, following, drawn, strict=True):
             writing.rows[number].belief = belief
             yield writing, _add(writing, number, one, self._eos_id)
+
+    def _drawable(self, log_probs: Float[Tensor, "R X"]) -> Float[Tensor, "R X"]:
+        if self._never is None:
+            return log_probs
+        log_probs = log_probs.clone()
+        log_probs[:, self._never] = -torch.inf
+        return log_probs
 
     def _noise(self, writing: Writing) -> Float[Tensor, "N X"]:
         """For every continuation, ended or not: what one becomes does not depend on where the others end."""
