@@ -41,7 +41,7 @@ def test_a_seed_draws_the_constrained_texts_of_generate(served: Served) -> None:
 
 def test_the_answer_carries_the_exact_probability_of_the_constraint(served: Served) -> None:
     """Summed over all continuations: those that end within the limit and those that are cut off there."""
-    lm, limit = served.lm, 3
+    lm, limit = served.lm, 2
     eos, size = lm.tokenizer.eos_id, lm.tokenizer.vocab_size
     bird = lm.tokenizer.token_id("bird")
     prompt = lm.tokenizer.encode("the")
