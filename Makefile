@@ -43,12 +43,14 @@ format: $(DEV_INSTALLED)
 # A table that differs from the result files is an error, and so is every warning.
 docs: $(DOCS_INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/generate_tables.py --check
+	$(BIN)/python docs/notebooks.py --check
 	PYTHONPATH=. $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
 	@echo "built: docs/_build/html/index.html"
 
-# Writes the tables of README.md and docs/ anew from the result files.
+# Writes the tables of README.md and docs/ anew from the result files, and the notebooks from the tutorials.
 tables: $(INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/generate_tables.py
+	$(BIN)/python docs/notebooks.py
 
 clean:
 	rm -rf .venv docs/_build docs/reference/generated

@@ -1,7 +1,7 @@
 """`python -m bench --device cuda|cpu --json F`: ours, the peers that are installed and the floor, in one table.
 
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
-`python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
+`python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
 `python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
 """
 
@@ -30,6 +30,7 @@ from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
 from bench.first_step import FirstStep, first_steps
 from bench.floor import Rates, dense_needs, measure_rates, step_needs
+from bench.grid import cells, draw_grid
 from bench.largest import largest
 from bench.measure import Result, compare
 from bench.memory import Peak, peaks
@@ -42,6 +43,7 @@ from bench.report_checks import (
     compiled_table,
     error_table,
     first_step_table,
+    grid_table,
     largest_table,
     load_table,
     peak_table,
@@ -227,13 +229,32 @@ def serve(
 
 
 @app.command()
+def grid(
+    json_file: JsonFile = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 5,
+    quick: Quick = False,
+) -> None:
+    """Queries of small HMMs on a CPU, beside the peers that are installed, over a grid of sizes."""
+    begun = time.perf_counter()
+    where = torch.device("cpu")
+    rates = measure_rates(where, quick)
+    found = []
+    for cell in cells(repeat, quick):
+        found.append(cell)
+        # After each: what is stopped half way keeps what it has measured.
+        _write(json_file, where, begun, rates, {"grid": [asdict(one) for one in found]})
+    _shown(Console()).print(grid_table(found))
+
+
+@app.command()
 def plots(
-    json_file: Annotated[Path, typer.Argument(metavar="FILE", help="What `scaling --json` wrote.")],
+    json_file: Annotated[Path, typer.Argument(metavar="FILE", help="What `scaling --json` or `grid --json` wrote.")],
     folder: Annotated[Path, typer.Option("--to", help="Where the pictures go.")] = Path("docs/images"),
 ) -> None:
-    """Pictures of the cost against every size."""
+    """Pictures of the cost against every size, or of the grid."""
     try:
-        drawn = draw_scaling(json.loads(json_file.read_text(encoding="utf-8")), folder)
+        found = json.loads(json_file.read_text(encoding="utf-8"))
+        drawn = draw_grid(found, folder) if "grid" in found else draw_scaling(found, folder)
     except (OSError, ValueError) as reason:
         raise typer.BadParameter(str(reason)) from None
     for path in drawn:

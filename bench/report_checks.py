@@ -11,6 +11,7 @@ from bench.beside import Beside
 from bench.constraints import Compiled
 from bench.errors import ErrorRow
 from bench.first_step import FirstStep
+from bench.grid import Cell
 from bench.largest import Largest
 from bench.memory import Peak
 from bench.scaling import Point
@@ -51,6 +52,17 @@ def load_table(rows: list[Load]) -> Table:
         answers = ", ".join(f"{status}: {count:,}" for status, count in sorted(row.statuses.items()))
         rates = (f"{row.requests_per_second:,.1f}", f"{row.tokens_per_second:,.0f}")
         shown.add_row(f"{row.clients:,}", *rates, *latencies, answers)
+    return shown
+
+
+def grid_table(rows: list[Cell]) -> Table:
+    shown = _table(
+        "small HMMs on a CPU, milliseconds", "work", "states", "texts", "length", "vlhmm", "fastest peer", "", "ratio"
+    )
+    for row in rows:
+        ours, theirs, ratio = ("-" if one is None else f"{one:.3g}" for one in (row.ours_ms, row.peer_ms, row.ratio))
+        sizes = (f"{row.states:,}", f"{row.batch:,}", f"{row.length:,}")
+        shown.add_row(row.work, *sizes, ours, theirs, row.peer or "-", ratio)
     return shown
 
 

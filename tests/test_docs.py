@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 import torch
 from documentation_blocks import EXECUTED, ROOT, SHOWN, Block, blocks_in, blocks_of, pages
@@ -20,6 +22,10 @@ from filelock import FileLock
 import experiments.cli
 import vlhmm
 from vlhmm.cli import main
+
+sys.path.insert(0, str(ROOT / "docs"))
+from notebooks import PAGES as NOTEBOOKS
+from notebooks import notebook_of
 
 PAGES = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
 EXECUTABLE = {
@@ -50,7 +56,7 @@ def documentation_text(num: int = 1500) -> str:
 
 def train_demo(folder: Path) -> None:
     """What the pages take for `runs/demo`."""
-    corpus = vlhmm.load_corpus(folder / "mytext.txt")
+    corpus = vlhmm.load_corpus(folder / "mytext.txt", tokenizer="words")
     eos, size = corpus.tokenizer.eos_id, corpus.tokenizer.vocab_size
     blocks = vlhmm.brown_clusters(corpus.train, num_blocks=8, eos_id=eos, vocab_size=size)
     model = vlhmm.neural_hmm(blocks, states_per_block=6, dim=16, transition="block-factored", eos_id=eos)
@@ -142,6 +148,33 @@ def test_the_blocks_of_a_page_run(
             # Line numbers of an error are those of the page.
             exec(compile("\n" * block.line + block.code, block.page, "exec"), namespace)
             assert "nan" not in capfd.readouterr().out.split(), f"{block} prints NaN"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_of_a_tutorial_is_that_of_its_page_and_runs(
+    name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the Jupyter kernel; `!vlhmm` starts the package that is tested here."""
+    path = ROOT / "docs" / "tutorials" / f"{name}.ipynb"
+    assert path.read_text(encoding="utf-8") == notebook_of(path.with_suffix(".md"))
+    command = workspace / "bin" / "vlhmm"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vlhmm "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": "."}}
+    ).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    told = "".join(output.get("text", "") for output in outputs)
+    # A shell line that fails raises nothing.
+    assert "Error" not in told
+    assert "vlhmm: " not in told
 
 
 @pytest.mark.parametrize("name", PAGES)

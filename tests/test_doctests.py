@@ -29,7 +29,7 @@ REPORTS = [
 ]
 """What is below the public names, for the command line and for servers: their examples are run too."""
 ATTRIBUTES = [one for one in NAMES if one.kind in ("property", "field")]
-MADE_BY_TRAIN, TEACHER = 'load("demo-model")', '"teacher"'
+MADE_BY_TRAIN, TEACHER = '"demo-model"', '"teacher"'
 """What an example says where it reads a folder that is there already."""
 
 
@@ -134,7 +134,9 @@ def test_an_example_prints_what_it_says(
         return
     monkeypatch.chdir(tmp_path)
     if MADE_BY_TRAIN in doc:
-        shutil.copytree(request.getfixturevalue("demo_model"), tmp_path / "demo-model")
+        made = request.getfixturevalue("demo_model")
+        shutil.copytree(made, tmp_path / "demo-model")
+        shutil.copy(made.with_name("animals.txt"), tmp_path)
     if TEACHER in doc:
         if not importlib.util.find_spec("transformers"):
             pytest.skip("transformers is not installed")

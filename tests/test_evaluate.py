@@ -1,15 +1,20 @@
 """Perplexity: one exact stream is the definition, several streams come near it, baselines share the function."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from tiny import tiny_corpus, tiny_model
+from tokenizers import decoders, models, normalizers
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 import vlhmm
 from vlhmm.baselines import Uniform, Unigram
-from vlhmm.data import Tokens
+from vlhmm.data import Tokens, word_tokenizer
 from vlhmm.evaluate import WARM_TOKENS, HMMScorer, evaluate, scored_windows
 
 
@@ -63,9 +68,39 @@ def test_the_unigram_is_a_distribution(corpus: vlhmm.Corpus) -> None:
 
 def test_perplexity_per_word_and_byte_use_the_source_text() -> None:
     tokens = Tokens(np.zeros(10, np.int64), np.array([0, 10], np.int64), words=5, bytes=40)
-    evaluation = evaluate(Uniform(4), tokens)
+    evaluation = evaluate(Uniform(4), tokens, bytewise())
     assert evaluation.word_perplexity == pytest.approx(16)
     assert evaluation.bits_per_byte == pytest.approx(0.5)
+    assert evaluation.no_bits_per_byte is None
+
+
+def bytewise(normalizer: Normalizer | None = None) -> vlhmm.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    return vlhmm.Tokenizer.from_backend(backend)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: None, "no tokenizer"),
+        (lambda: word_tokenizer(["a", "b"]), "whole words"),
+        (lambda: bytewise(normalizers.NFC()), "unchanged"),
+        (lambda: bytewise(normalizers.Lowercase()), "unchanged"),
+    ],
+)
+def test_bits_per_byte_are_not_given_where_tokens_do_not_spell_the_text(
+    make: Callable[[], vlhmm.Tokenizer | None], reason: str
+) -> None:
+    tokens = Tokens(np.zeros(10, np.int64), np.array([0, 10], np.int64), words=5, bytes=40)
+    evaluation = evaluate(Uniform(4), tokens, make())
+    assert evaluation.bits_per_byte is None
+    assert reason in str(evaluation.no_bits_per_byte)
+    assert {"bits_per_byte", "no_bits_per_byte"} <= evaluation.to_dict().keys()
+    unknown = Tokens(tokens.ids, tokens.offsets)
+    assert "not known" in str(evaluate(Uniform(4), unknown, bytewise()).no_bits_per_byte)
 
 
 def test_the_protocol_says_what_was_counted(corpus: vlhmm.Corpus) -> None:

@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from vlhmm.lm import LanguageModel, load
     from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
     from vlhmm.precision import Numerics
+    from vlhmm.reports.comparison import Comparison, compare
     from vlhmm.training.gradient import train
     from vlhmm.training.settings import TrainSettings
 
 __all__ = [
     "HMM",
     "Blocks",
+    "Comparison",
     "Corpus",
     "Distilled",
     "Guide",
@@ -61,6 +63,7 @@ __all__ = [
     "__version__",
     "brown_clusters",
     "choice",
+    "compare",
     "contains",
     "contains_all",
     "contains_any",
@@ -113,6 +116,8 @@ _MODULE_OF = {
     "neural_hmm": "vlhmm.models",
     "scalar_hmm": "vlhmm.models",
     "Numerics": "vlhmm.precision",
+    "Comparison": "vlhmm.reports.comparison",
+    "compare": "vlhmm.reports.comparison",
     "train": "vlhmm.training.gradient",
     "TrainSettings": "vlhmm.training.settings",
 }

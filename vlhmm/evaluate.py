@@ -104,7 +104,9 @@ class Evaluation:
     word_perplexity: float | None
     """exp(-log_prob / number of words of the source text); None: not known."""
     bits_per_byte: float | None
-    """-log2 p / number of bytes of the source text; None: not known."""
+    """-log2 p / number of bytes of the source text; None: not known, or not defined."""
+    no_bits_per_byte: str | None
+    """Why `bits_per_byte` is None: it is defined where the tokens spell every text, and `<unk>` spells nothing."""
     protocol: str
     """What was scored and how, in words."""
 
@@ -124,7 +126,7 @@ class Evaluation:
             >>> lm = vlhmm.load("demo-model")
             >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
             >>> sorted(lm.evaluate(Tokens.from_documents([ids], lm.tokenizer.vocab_size)).to_dict())[:3]
-            ['bits_per_byte', 'log_prob', 'num_tokens']
+            ['bits_per_byte', 'log_prob', 'no_bits_per_byte']
         """
         return {**asdict(self), "unknown_rate": self.unknown_rate}
 
@@ -166,15 +168,25 @@ def evaluating(
         raise ValueError("the model gives NaN: its weights are broken")
     num_tokens = len(tokens)
     per_token = -log_prob / num_tokens
+    no_bits_per_byte = _no_bits_per_byte(tokens, tokenizer)
     return Evaluation(
         perplexity=_exp(per_token),
         log_prob=log_prob,
         num_tokens=num_tokens,
         num_unknown=tokens.count(tokenizer.unk_id) if tokenizer else 0,
         word_perplexity=_exp(-log_prob / tokens.words) if tokens.words else None,
-        bits_per_byte=-log_prob / tokens.bytes / math.log(2) if tokens.bytes else None,
+        bits_per_byte=-log_prob / tokens.bytes / math.log(2) if tokens.bytes and not no_bits_per_byte else None,
+        no_bits_per_byte=no_bits_per_byte,
         protocol=describe(scorer, tokenizer, streams, independent),
     )
+
+
+def _no_bits_per_byte(tokens: Tokens, tokenizer: Tokenizer | None) -> str | None:
+    if tokenizer is None:
+        return "no tokenizer is given that could tell whether the tokens spell the text"
+    if tokenizer.lossy_because is not None:
+        return f"the tokenizer does not spell every text: {tokenizer.lossy_because}"
+    return None if tokens.bytes else "the number of bytes of the source text is not known"
 
 
 def scored_windows(

@@ -21,6 +21,7 @@ from vlhmm.inference.infill import Infilled, infill
 from vlhmm.inference.kbest import k_best
 from vlhmm.inference.posterior import Counts, Posterior, expected_counts, posterior
 from vlhmm.inference.score import Filtered, filter_states, score
+from vlhmm.inference.small import SmallQueries, small_queries
 from vlhmm.inference.viterbi import Paths, viterbi
 from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import kernels_run
@@ -233,8 +234,8 @@ class HMM:
             >>> hmm.log_prob([[0, 1, 2, 2], [2, 0, 0, 0]], lengths=[4, 2])
             tensor([-4.3157, -2.4628])
         """
-        replays = None if parallel else self._replays_for(belief, window)
-        if replays is not None and (log_probs := replays.log_prob(tokens, lengths)) is not None:
+        prepared = None if parallel else self._prepared_for(belief, window)
+        if prepared is not None and (log_probs := prepared.log_prob(tokens, lengths)) is not None:
             return log_probs
         token_log_probs = self.token_log_probs(tokens, lengths, belief, window=window, parallel=parallel)
         # A million terms of one sign lose digits in float32.
@@ -270,8 +271,8 @@ class HMM:
             tensor([[-1.0788, -1.0038, -1.2338, -0.9992],
                     [-1.2040, -1.2588,  0.0000,  0.0000]])
         """
-        replays = None if parallel else self._replays_for(belief, window)
-        if replays is not None and (found := replays.token_log_probs(tokens, lengths)) is not None:
+        prepared = None if parallel else self._prepared_for(belief, window)
+        if prepared is not None and (found := prepared.token_log_probs(tokens, lengths)) is not None:
             return found
         batch = self._batch(tokens, lengths, belief, window)
         if parallel is None:
@@ -338,8 +339,8 @@ class HMM:
                      [0.6229, 0.3771],
                      [0.2121, 0.7879]]])
         """
-        replays = self._replays_for(belief, window)
-        if replays is not None and (found := replays.posterior(tokens, lengths)) is not None:
+        prepared = self._prepared_for(belief, window)
+        if prepared is not None and (found := prepared.posterior(tokens, lengths)) is not None:
             return found
         batch = self._batch(tokens, lengths, belief, window)
         self._require_per_position(batch, "the posterior")
@@ -411,8 +412,8 @@ class HMM:
         """
         if not is_integer(k) or not 1 <= k <= MAX_PATHS:
             raise ValueError(f"k is {k}, but it must be between 1 and {MAX_PATHS} paths")
-        replays = self._replays_for(belief, window) if k == 1 else None
-        if replays is not None and (found := replays.best_path(tokens, lengths)) is not None:
+        prepared = self._prepared_for(belief, window) if k == 1 else None
+        if prepared is not None and (found := prepared.best_path(tokens, lengths)) is not None:
             return found
         batch = self._batch(tokens, lengths, belief, window)
         if k == 1:
@@ -513,7 +514,7 @@ class HMM:
             tensor([[0.9681, 0.9234],
                     [0.7175, 1.3911]])
         """
-        if self._replays is not None and (found := self._replays.expected_counts(tokens, lengths)) is not None:
+        if self._prepared is not None and (found := self._prepared.expected_counts(tokens, lengths)) is not None:
             return found
         return expected_counts(self.tables, as_batch(tokens, lengths, self.tables))[0]
 
@@ -564,6 +565,10 @@ class HMM:
         check_count("num", num)
         check_count("length", length)
         check_generator(generator, self.tables.device)
+        if isinstance(self._prepared, SmallQueries):
+            drawn = self._prepared.sample(num, length, generator)
+            if drawn is not None:
+                return drawn
         return sampling.sample(self.tables, num, length, generator)
 
     def sample_posterior(
@@ -697,16 +702,17 @@ class HMM:
         return allowed.to(self.tables.device)
 
     @cached_property
-    def _replays(self) -> Replays | None:
-        if not (self._graphs and self.tables.support.dense and kernels_run(self.tables.dtype, self.tables.device)):
-            return None
-        from vlhmm.inference.replay import Replays
+    def _prepared(self) -> Replays | SmallQueries | None:
+        """What answers questions without a belief and a window from tables that were prepared once; None: nothing does."""
+        if self._graphs and self.tables.support.dense and kernels_run(self.tables.dtype, self.tables.device):
+            from vlhmm.inference.replay import Replays
 
-        return Replays(self.tables)
+            return Replays(self.tables)
+        return small_queries(self.tables)
 
-    def _replays_for(self, belief: Belief | None, window: int | None) -> Replays | None:
-        """Graphs know neither beliefs nor windows."""
-        return self._replays if belief is None and window is None else None
+    def _prepared_for(self, belief: Belief | None, window: int | None) -> Replays | SmallQueries | None:
+        """They know neither beliefs nor windows."""
+        return self._prepared if belief is None and window is None else None
 
     def _batch(self, tokens: Any, lengths: Any, belief: Belief | None, window: int | None) -> Batch:
         batch = as_batch(tokens, lengths, self.tables)

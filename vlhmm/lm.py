@@ -17,8 +17,11 @@ from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
+from vlhmm.hub import fetched_folder
+from vlhmm.hub.pushable import Pushable
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.past import Past
+from vlhmm.inference.predict import belief_at
 from vlhmm.models import Model
 from vlhmm.models.from_tables import model_from_tables
 from vlhmm.precision import float32_products
@@ -27,17 +30,21 @@ from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, Named
 from vlhmm.text.batching import Texts, as_texts, one_or_all
 from vlhmm.text.generation import draw_texts, generators_of, wanted_texts
 from vlhmm.text.infilling import infill_text
-from vlhmm.text.pieces import Gap, encode_pieces, split_at_gaps
+from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
 from vlhmm.text.queries import TextQueries
 from vlhmm.text.stream import TextStream
+from vlhmm.text.word_gaps import MAX_WORD_TOKENS, WordGaps, infill_words, word_gaps
 from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 
+UNKNOWN_TOKENS = 2
+"""Before the EOS after which a text begins. With one fewer, states that are never visited still count; more change little."""
 
-class LanguageModel:
+
+class LanguageModel(Pushable):
     """A tokenizer and an HMM over its tokens: text in, text out.
 
-    A text begins as a line does in training: after an EOS if the model carries its states over EOS, else from the start
-    distribution. Methods that take a text take a list of texts too, answer with a list, and read many texts in one forward
+    A text begins as a line does in training: after an EOS if the model carries its states over EOS, with tokens before it that
+    are not known, else from the start distribution. Methods that take a text take a list of texts too, answer with a list, and read many texts in one forward
     pass. The examples load "demo-model", the folder that the example of `vlhmm.train` writes.
 
     Args:
@@ -78,7 +85,7 @@ class LanguageModel:
 
         Args:
             hmm: The HMM. Its probabilities become the free logits of a scalar model, so that it can be saved and trained on;
-                that takes a table (Z, Z).
+                that takes a table (Z, Z), in float32.
             tokenizer: The tokenizer of the ids.
             about: How the HMM was made; it is saved with the model.
 
@@ -132,20 +139,92 @@ class LanguageModel:
         """
         save_model(Path(folder), self.model, self.tokenizer, self.about)
 
-    @overload
-    def perplexity(self, text: str | Tokens, *, eos: bool = False) -> float: ...
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+    ) -> LanguageModel:
+        """Load a language model from a folder, or from the Hugging Face hub.
+
+        Arguments have the names of `huggingface_hub.ModelHubMixin`. With the environment variable `HF_HUB_OFFLINE=1`, and with
+        `local_files_only`, only what was downloaded before is read.
+
+        Args:
+            pretrained_model_name_or_path: A model folder, or OWNER/NAME on the hub. A folder of that name is preferred.
+            device: Where the model is placed.
+            revision: Branch, tag or commit of the repository; None: its main branch.
+            cache_dir: Where downloads are kept; None: the cache of huggingface_hub.
+            force_download: Download again what is there already.
+            local_files_only: Download nothing.
+            token: Access token of the hub; None: that of `hf auth login`.
+
+        Returns:
+            The language model.
+
+        Raises:
+            ImportError: A name of the hub is given, and huggingface_hub is missing: `pip install 'vlhmm[hub]'`.
+            ValueError: There is no such folder or repository, or it holds no model.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> lm.save_pretrained("for-others")
+            >>> vlhmm.LanguageModel.from_pretrained("for-others").score("the cat") == lm.score("the cat")
+            True
+        """
+        folder = fetched_folder(
+            pretrained_model_name_or_path,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        return load(folder, device)
+
+    def to(self, device: torch.device | str) -> LanguageModel:
+        """Move the model to another device, as `torch.nn.Module.to` does: in place.
+
+        Args:
+            device: The new device.
+
+        Returns:
+            This language model.
+
+        Raises:
+            ValueError: This machine has no such device.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model").to("cpu")
+            >>> lm.hmm.tables.device
+            device(type='cpu')
+        """
+        self.model.to(as_device(device))
+        # They hold tensors on the old device.
+        for name in ("hmm", "_opening", "_queries", "_controlled"):
+            self.__dict__.pop(name, None)
+        return self
 
     @overload
-    def perplexity(self, text: Texts, *, eos: bool = False) -> list[float]: ...
+    def perplexity(self, tokens: str | Tokens, *, eos: bool = False) -> float: ...
 
-    def perplexity(self, text: str | Texts | Tokens, *, eos: bool = False) -> float | list[float]:
+    @overload
+    def perplexity(self, tokens: Texts, *, eos: bool = False) -> list[float]: ...
+
+    def perplexity(self, tokens: str | Texts | Tokens, *, eos: bool = False) -> float | list[float]:
         """Compute exp(-log p(x) / number of tokens) of a text.
 
         A `str` is read as `score` reads it, each of a list by itself. `Tokens` are one exact stream from one cold start, with
         the EOS tokens that they hold, as corpora are evaluated.
 
         Args:
-            text: The text, a list of texts, or a corpus as token ids.
+            tokens: The text, a list of texts, or a corpus as token ids.
             eos: Count the EOS after each text too; `Tokens` hold theirs already.
 
         Returns:
@@ -164,13 +243,13 @@ class LanguageModel:
             >>> round(lm.perplexity(Tokens.from_documents([ids], lm.tokenizer.vocab_size)), 1)
             1.5
         """
-        if isinstance(text, Tokens):
+        if isinstance(tokens, Tokens):
             if eos:
                 raise ValueError("eos=True is for texts: tokens are counted as they are, with the EOS tokens they hold")
-            return self.evaluate(text).perplexity
-        if isinstance(text, str):
-            return self.score(text, eos=eos).perplexity
-        return [score.perplexity for score in self.score(text, eos=eos)]
+            return self.evaluate(tokens).perplexity
+        if isinstance(tokens, str):
+            return self.score(tokens, eos=eos).perplexity
+        return [score.perplexity for score in self.score(tokens, eos=eos)]
 
     def evaluate(self, tokens: Tokens, streams: int = 1) -> Evaluation:
         """Compute perplexities of a text, and say what was counted.
@@ -223,24 +302,25 @@ class LanguageModel:
             >>> round(score.log_prob, 1), round(score.perplexity, 1)
             (-2.4, 1.5)
             >>> [round(score.log_prob, 1) for score in lm.score(["the dog sees a bird", "the cat"])]
-            [-1.6, -0.4]
+            [-1.9, -0.4]
         """
         return one_or_all("text", text, lambda texts: self._queries.scores(self._queries.encode(texts, eos=eos)))
 
     @overload
-    def next_tokens(self, text: str = "", top: int = 10) -> list[tuple[str, float]]: ...
+    def next_tokens(self, text: str = "", top: int = 10, *, unk: bool = False) -> list[tuple[str, float]]: ...
 
     @overload
-    def next_tokens(self, text: Texts, top: int = 10) -> list[list[tuple[str, float]]]: ...
+    def next_tokens(self, text: Texts, top: int = 10, *, unk: bool = False) -> list[list[tuple[str, float]]]: ...
 
     def next_tokens(
-        self, text: str | Texts = "", top: int = 10
+        self, text: str | Texts = "", top: int = 10, *, unk: bool = False
     ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
         """Return the most likely next tokens after `text`.
 
         Args:
             text: The text so far, or a list of texts.
             top: Number of tokens.
+            unk: Return the unknown token too; without it, probabilities are p(token | text, the token is not unknown).
 
         Returns:
             Tokens with their probabilities, most likely first; for a list of texts a list.
@@ -254,7 +334,8 @@ class LanguageModel:
             [('bird', 0.6), ('fish', 0.4)]
         """
         check_count("top", top)
-        return one_or_all("text", text, lambda texts: self._queries.next_tokens(texts, top))
+        never = self._never(unk)
+        return one_or_all("text", text, lambda texts: self._queries.next_tokens(texts, top, never))
 
     @overload
     def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]: ...
@@ -395,9 +476,11 @@ class LanguageModel:
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> Infilling: ...
 
@@ -408,9 +491,11 @@ class LanguageModel:
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> list[Infilling]: ...
 
@@ -420,23 +505,28 @@ class LanguageModel:
         *,
         num: int = 5,
         top: int = 5,
-        gap: tuple[int, int] = (1, 1),
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
         eos: bool = False,
         exclude: Sequence[str] = (),
+        unk: bool = False,
         generator: torch.Generator | None = None,
     ) -> Infilling | list[Infilling]:
         """Compute what may stand in the gaps of `text`, given the rest of it.
 
-        `___` is a gap of `gap[0]` to `gap[1]` tokens, `___{2}` one of two, `___{1,4}` one of one to four. Where the number of tokens is
-        open, all numbers have the same prior probability. EOS is never filled in.
+        `___` is a missing word. Where tokens are parts of words it is a word of one to `max_gap_tokens` tokens, without white space
+        inside, and probabilities are those of words: sums over all tokens that spell them. `___{2}` is a gap of two tokens, `___{1,4}`
+        one of one to four; where their number is open, all numbers have the same prior probability. EOS is never filled in.
 
         Args:
             text: The text with its gaps, or a list of such texts.
             num: Number of samples.
-            top: Number of tokens that are returned for each position.
-            gap: Smallest and largest number of tokens of a gap `___`.
+            top: Number of tokens that are returned for each position, or of words for each gap.
+            gap: Smallest and largest number of tokens of a gap `___`; None: a word.
+            max_gap_tokens: Largest number of tokens of a word, where tokens are parts of words.
             eos: The text ends after its last word.
             exclude: Tokens that are never filled in.
+            unk: Fill in the unknown token too.
             generator: Random numbers of the samples; None: the global generator of PyTorch.
 
         Returns:
@@ -456,15 +546,34 @@ class LanguageModel:
         """
         if not isinstance(text, str):
             return [
-                self.infill(one, num=num, top=top, gap=gap, eos=eos, exclude=exclude, generator=generator)
+                self.infill(
+                    one,
+                    num=num,
+                    top=top,
+                    gap=gap,
+                    max_gap_tokens=max_gap_tokens,
+                    eos=eos,
+                    exclude=exclude,
+                    unk=unk,
+                    generator=generator,
+                )
                 for one in as_texts("text", text)
             ]
         check_text("text", text)
         check_count("num", num, at_least=0)
         check_count("top", top)
         check_generator(generator, self.hmm.tables.device)
-        if not isinstance(gap, Sequence) or len(gap) != 2 or not all(is_integer(bound) for bound in gap):
-            raise ValueError(f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4)")
+        check_count("max_gap_tokens", max_gap_tokens)
+        if max_gap_tokens > MAX_GAP_TOKENS:
+            raise ValueError(f"max_gap_tokens is {max_gap_tokens}, but {MAX_GAP_TOKENS} is the limit: take fewer")
+        if gap is None:
+            default = Gap(1, 1) if self.tokenizer.word_level else None
+        elif isinstance(gap, Sequence) and len(gap) == 2 and all(is_integer(bound) for bound in gap):
+            default = Gap(*gap)
+        else:
+            raise ValueError(
+                f"gap is {gap!r}, but two numbers of tokens are needed, the smaller first: (1, 4); None stands for a word"
+            )
         if isinstance(exclude, str):
             raise ValueError(f"exclude is the text {exclude!r}, but a sequence of tokens is needed: [{exclude!r}]")
         left_out = [self.tokenizer.token_id(token) for token in exclude]
@@ -472,12 +581,18 @@ class LanguageModel:
             raise ValueError(
                 f"exclude has {exclude[left_out.index(None)]!r}, which is none of the {self.tokenizer.vocab_size} tokens"
             )
-        pieces, gaps = split_at_gaps(text, Gap(*gap))
+        pieces, gaps = split_at_gaps(text, default)
         ids = encode_pieces(self.tokenizer, pieces)
         if eos and self.tokenizer.eos_id is not None:
             ids[-1].append(self.tokenizer.eos_id)
-        never = [token for token in (*left_out, self.tokenizer.eos_id) if token is not None]
-        return infill_text(self.hmm, self.tokenizer, self._opening, ids, gaps, never, num, top, generator)
+        never = [token for token in (*left_out, self.tokenizer.eos_id, self._never(unk)) if token is not None]
+        tokens_asked = [one for one in gaps if one is not None]
+        if len(tokens_asked) == len(gaps):
+            return infill_text(self.hmm, self.tokenizer, self._opening, ids, tokens_asked, never, num, top, generator)
+        words = word_gaps(self.tokenizer, pieces, gaps, max_gap_tokens)
+        transition = self._controlled.transition
+        found = WordGaps(self.hmm, self.tokenizer, self._opening, ids, words, never, transition)
+        return infill_words(found, num, top, generator)
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """Return a state with the words that it emits most.
@@ -514,6 +629,7 @@ class LanguageModel:
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
@@ -532,6 +648,7 @@ class LanguageModel:
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
@@ -549,6 +666,7 @@ class LanguageModel:
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
@@ -560,6 +678,10 @@ class LanguageModel:
         With a constraint and temperature 1, they are exact samples of p(continuation | prompt, constraint). The constraint holds at
         any temperature, and with `top_k` or `top_p` too. It is on the new tokens, not on the prompt.
 
+        The unknown token is not drawn. Without a constraint each token is drawn from p(token | text so far, the token is not
+        unknown), as `next_tokens` gives it. A constraint is met together with that: p(continuation | prompt, constraint, no token is
+        unknown).
+
         Args:
             prompt: Where the text begins, or a list of such prompts.
             max_tokens: New tokens, at most; None: 50.
@@ -568,6 +690,7 @@ class LanguageModel:
             top_k: Draw among the `top_k` most likely next tokens; None: among all.
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Draw the unknown token too.
             generator: Random numbers, or a generator for each prompt, with which a prompt gets the texts that it would get
                 alone; None: the global generator of PyTorch.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
@@ -606,12 +729,19 @@ class LanguageModel:
 
         def answer(prompts: list[str]) -> list[list[str]]:
             generators = generators_of(generator, len(prompts), self.hmm.tables.device)
-            past = self._possible_past(prompts)
+            past, never = self._possible_past(prompts), self._never(unk)
             if constraint is None:
-                drawn = draw_texts(self.hmm, past, wanted, generators, self.tokenizer.eos_id)
+                drawn = draw_texts(self.hmm, past, wanted, generators, self.tokenizer.eos_id, never)
             else:
                 drawn = self._controlled.sample(
-                    constraint, wanted.num, wanted.max_tokens, past, wanted.choice, generators, time_limit=time_limit
+                    constraint,
+                    wanted.num,
+                    wanted.max_tokens,
+                    past,
+                    wanted.choice,
+                    generators,
+                    never=never,
+                    time_limit=time_limit,
                 )
             texts = self._continued([prompt for prompt in prompts for _ in range(wanted.num)], drawn)
             return [texts[first : first + wanted.num] for first in range(0, len(texts), wanted.num)]
@@ -625,6 +755,7 @@ class LanguageModel:
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> BestText: ...
 
@@ -635,6 +766,7 @@ class LanguageModel:
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[BestText]: ...
 
@@ -644,6 +776,7 @@ class LanguageModel:
         *,
         max_tokens: int = 50,
         constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
         time_limit: float | None = TIME_LIMIT,
     ) -> BestText | list[BestText]:
         """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
@@ -652,6 +785,7 @@ class LanguageModel:
             prompt: Where the text begins, or a list of such prompts.
             max_tokens: New tokens, at most; a text ends at EOS or there.
             constraint: What the new tokens must satisfy; None: nothing.
+            unk: Let the unknown token be in the text too.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
 
         Returns:
@@ -671,7 +805,8 @@ class LanguageModel:
 
         def answer(prompts: list[str]) -> list[BestText]:
             past = self._possible_past(prompts)
-            best = self._controlled.best(constraint, max_tokens, past, time_limit=time_limit)
+            never = self._never(unk)
+            best = self._controlled.best(constraint, max_tokens, past, never=never, time_limit=time_limit)
             texts = self._continued(prompts, [found.tokens for found in best])
             return [BestText(text, found.log_prob) for text, found in zip(texts, best, strict=True)]
 
@@ -772,6 +907,10 @@ class LanguageModel:
     def _controlled(self) -> ControlledHMM:
         return ControlledHMM(self.hmm, self.tokenizer)
 
+    def _never(self, unk: bool) -> int | None:
+        """The token that is not drawn, unless `unk` asks for it."""
+        return None if unk else self.tokenizer.undrawn_id
+
     def _possible_past(self, prompts: list[str]) -> Past:
         past = self._queries.past(prompts)
         impossible = past.begun & past.belief.log_probs.isinf().all(1)
@@ -802,7 +941,9 @@ class LanguageModel:
         eos = self.tokenizer.eos_id
         if eos is None or self.hmm.tables.reset_token is not None:
             return None
-        return self.hmm.filter([[eos]]).belief
+        # Directly from the start distribution an EOS would say little: training begins each epoch in the middle of texts, so
+        # EOS states that running text never visits are as likely there as the others.
+        return belief_at(self.hmm.tables, eos, UNKNOWN_TOKENS)
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> LanguageModel:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vlhmm.arguments import check_count
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.gather import Batch
-from vlhmm.inference.predict import next_token_probs
+from vlhmm.inference.predict import likeliest_tokens, next_token_probs
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
 from vlhmm.tables import Belief, Tables
@@ -175,11 +175,12 @@ class Stream:
             probs[fresh] = next_token_probs(self._tables, None)
         return probs
 
-    def next_tokens(self, top: int = 10) -> NextTokens:
+    def next_tokens(self, top: int = 10, *, without: int | None = None) -> NextTokens:
         """Return the most likely next tokens of each stream.
 
         Args:
             top: Number of tokens.
+            without: A token that is left out, so that probabilities are p(token | text, the token is not `without`); None: none is.
 
         Returns:
             Token ids and probabilities, most likely first.
@@ -202,8 +203,8 @@ class Stream:
                 f"next_tokens: stream {int(impossible.nonzero()[0, 0])} was fed a text of probability zero, so nothing follows it; "
                 "fork before feeding what may be impossible"
             )
-        best = self.next_token_probs().topk(min(top, self._tables.num_words), dim=1)
-        return NextTokens(best.indices, best.values)
+        probs, tokens = likeliest_tokens(self.next_token_probs(), top, without)
+        return NextTokens(tokens, probs)
 
     def fork(self) -> Stream:
         """Return an independent stream that has been fed the same tokens.

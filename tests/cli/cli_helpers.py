@@ -18,6 +18,7 @@ import vlhmm
 SMALL = [
     *("--preset", "demo", "--device", "cpu", "--set", "num_blocks=6", "--set", "states_per_block=4"),
     *("--set", "dim=8", "--set", "batch_size=4", "--set", "window=16", "--set", "epochs=2"),
+    *("--tokenizer", "words"),
 ]
 """A model that trains in a second."""
 

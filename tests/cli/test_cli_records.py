@@ -134,7 +134,7 @@ def test_prepare_prints_the_record(run: Run, text_file: Path) -> None:
 def test_a_dry_run_prints_the_forecast(run: Run, text_file: Path) -> None:
     printed = run("train", text_file, "--out", "run", *SMALL, "--dry-run", "--json").json
     plan = Plan(preset("demo").with_changes(dict(one.split("=") for one in SMALL if "=" in one)), str(text_file), None)
-    found = forecast(plan, load_corpus(text_file), torch.device("cpu"))
+    found = forecast(plan, load_corpus(text_file, tokenizer="words"), torch.device("cpu"))
     assert without_times(printed) == without_times(through_json(as_json(found)))
     assert not Path("run").exists()
 
@@ -144,7 +144,7 @@ def test_train_prints_the_results_that_python_gets(run: Run, text_file: Path) ->
     assert printed == json.loads(Path("typed/results.json").read_text(encoding="utf-8"))
     plan = read_plan(Path("typed"))
     assert plan is not None
-    results = train_and_report(plan, load_corpus(text_file), "called", command=printed["command"])
+    results = train_and_report(plan, load_corpus(text_file, tokenizer="words"), "called", command=printed["command"])
     answer = through_json(as_json(results))
     assert answer == json.loads(Path("called/results.json").read_text(encoding="utf-8"))
     assert answer.pop("learning_curve") == str(Path("called") / Path(printed.pop("learning_curve")).name)

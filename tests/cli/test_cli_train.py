@@ -100,7 +100,7 @@ def test_missing_extras_are_named(run: Run, text_file: Path, model_dir: Path, mo
 
 
 def test_resume_refuses_other_blocks(run: Run, text_file: Path, model_dir: Path) -> None:
-    assert run("cluster", text_file, "--blocks", 5, "--out", "other.tsv").status == 0
+    assert run("cluster", text_file, "--tokenizer", "words", "--blocks", 5, "--out", "other.tsv").status == 0
     assert "other blocks" in run("train", "--out", model_dir, "--resume", "--blocks", "other.tsv").error
 
 

@@ -22,7 +22,7 @@ def write_splits(folder: Path) -> Path:
 
 
 def test_words_of_a_text_get_eos_per_line_and_documents_at_blank_lines(tmp_path: Path) -> None:
-    corpus = load_corpus(write_splits(tmp_path / "text"))
+    corpus = load_corpus(write_splits(tmp_path / "text"), tokenizer="words")
     names = corpus.tokenizer.tokens()
     assert [names[i] for i in corpus.train.ids] == ["a", "b", "a", "<eos>", "b", "<unk>", "<eos>", "a", "<eos>"]
     assert corpus.train.offsets.tolist() == [0, 7, 9]
@@ -33,14 +33,14 @@ def test_words_of_a_text_get_eos_per_line_and_documents_at_blank_lines(tmp_path:
 def test_text_with_unk_of_its_own_keeps_every_word(tmp_path: Path) -> None:
     folder = write_splits(tmp_path / "text")
     (folder / "train.txt").write_text("a b <unk> once\n")
-    assert load_corpus(folder).tokenizer.token_id("once") is not None
+    assert load_corpus(folder, tokenizer="words").tokenizer.token_id("once") is not None
 
 
 def test_subwords_get_eos_per_document(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_backend(byte_level())
     tokenizer.save(tmp_path / "tokenizer.json")
     corpus = load_corpus(write_splits(tmp_path / "text"), tokenizer=tmp_path)
-    assert tokenizer.decode(corpus.train.ids) == "a b ab c\na"
+    assert tokenizer.decode(corpus.train.ids) == "a b a\nb c\na"
     assert corpus.train.count(tokenizer.eos_id) == corpus.train.num_documents == 2
 
 

@@ -4,23 +4,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_tokenizer import byte_level
+from tokenizers import pre_tokenizers
 
 from vlhmm.data import EosRule, Tokenizer, encode, word_tokenizer
 from vlhmm.data.encode import LineEncoder
 from vlhmm.data.sentencepiece import convert_sentencepiece
+from vlhmm.data.splits import SplitBatch
+from vlhmm.data.vocabulary import BPELearner
 
 # Spaces of all kinds, the space symbol of SentencePiece, what only Python takes for white space, words.
 PARTS = [*"  abé▁\t\xa0\x1c", "</s>", "the ", "return "]
 LINES = st.lists(st.none() | st.lists(st.sampled_from(PARTS), max_size=8).map("".join).filter(str.strip))
 
 
+def bpe_of(lines: list[str | None]) -> Tokenizer:
+    learner = BPELearner(min_count=1, vocab_size=300)
+    learner.add(SplitBatch("train", lines))
+    return learner.tokenizer()
+
+
 def one_by_one(tokenizer: Tokenizer, lines: list[str | None], eos: EosRule) -> tuple[list[int], list[int]]:
-    """The specification: every line through the tokenizer by itself."""
+    """The specification: every line through the tokenizer by itself, and line ends too where there are tokens for them."""
     ids: list[int] = []
     ends: list[int] = []
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    begun = False
     for line in lines:
+        if (
+            line is not None
+            and begun
+            and not tokenizer.word_level
+            and tokenizer.token_id("Ċ") is not None
+            and eos != "line"
+        ):
+            ids += tokenizer.encode("\n")
         ids += [] if line is None else tokenizer.encode(line)
+        begun = line is not None or (begun and eos == "none")
         if (line is None and eos == "document") or (line is not None and eos == "line"):
             ids += end
         if line is None:
@@ -28,13 +47,15 @@ def one_by_one(tokenizer: Tokenizer, lines: list[str | None], eos: EosRule) -> t
     return ids, ends
 
 
-@pytest.mark.parametrize("kind", ["words", "sentencepiece", "bytes"])
+@pytest.mark.parametrize("kind", ["words", "punctuation", "sentencepiece", "bytes", "bpe"])
 @pytest.mark.parametrize("eos", ["line", "document", "none"])
 def test_batches_give_the_ids_of_single_lines(
     train_sentencepiece: Callable[..., bytes], kind: str, eos: EosRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = {
         "words": lambda: word_tokenizer(["a", "b", "the", "</s>"]),
+        "punctuation": lambda: word_tokenizer(["a", "b", "the", "'"], punctuation=True),
+        "bpe": lambda: bpe_of(["the a b\u00e9 return", "the  the\ta", "return the"]),
         "sentencepiece": lambda: convert_sentencepiece(
             train_sentencepiece(normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=True)
         ),
@@ -45,6 +66,7 @@ def test_batches_give_the_ids_of_single_lines(
     monkeypatch.setattr(encode, "_WORDS_A_TEXT", 3)
     # Small enough for lines to be cut, where they may be.
     monkeypatch.setattr(encode, "_PART_CHARS", 4)
+    monkeypatch.setattr(encode, "_UNIT_CHARS", 3)
     encoder = LineEncoder(tokenizer, eos)
 
     @given(LINES)
@@ -61,7 +83,9 @@ def test_batches_give_the_ids_of_single_lines(
 def test_a_line_that_cannot_be_cut_and_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_PART_CHARS", 4)
     monkeypatch.setattr(encode, "MAX_UNCUT_CHARS", 10)
-    whole, words = Tokenizer.from_backend(byte_level()), word_tokenizer(["a"])
+    backend = byte_level()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    whole, words = Tokenizer.from_backend(backend), word_tokenizer(["a"])
     assert len(LineEncoder(whole, "none").encode(["a a a a aa"]).ids) == 10
     assert len(LineEncoder(words, "none").encode(["a a a a aa aa aa aa"]).ids) == 8
     for tokenizer, line in ((whole, "a a a a aaa"), (words, "a a a a\x1caaa")):

@@ -24,11 +24,12 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["given words", "counted words", "bytes"])
+@pytest.mark.parametrize("kind", ["given words", "counted words", "learnt pieces", "bytes"])
 def test_preparing_equals_loading(text: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = {
         "given words": word_tokenizer(["end", "x", "word1"]),
-        "counted words": None,
+        "counted words": "words",
+        "learnt pieces": None,
         "bytes": Tokenizer.from_backend(byte_level()),
     }[kind]
     loaded = load_corpus(text, tokenizer=tokenizer)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import vlhmm
+from vlhmm.tables import Belief, Tables
 
 from . import entry_points, records, training
 from .training import FIRST_EDITION
@@ -58,7 +59,7 @@ def makers() -> dict[Path, Maker]:
 
 def _prepare(folder: Path) -> None:
     texts = [FIRST_EDITION / "text" / f"{split}.txt" for split in ("train", "valid", "test")]
-    entry_points.run_command("prepare", *texts, "--out", folder)
+    entry_points.run_command("prepare", *texts, "--tokenizer", "whitespace", "--out", folder)
 
 
 def _cluster(file: Path) -> None:
@@ -167,20 +168,27 @@ def model_scores(folder: Path, corpus: vlhmm.Corpus) -> dict[str, Any]:
         "perplexity": lm.perplexity(corpus.test),
         "streams": lm.evaluate(corpus.test, streams=4).perplexity,
         "score": asdict(lm.score(TEXT, eos=True)),
-        "next": lm.next_tokens("the file", 3),
+        "next": lm.next_tokens("the file", 3, unk=True),
         "posterior": [asdict(token) for token in lm.posterior(TEXT, 1)],
         "viterbi": [[path.log_prob, *(state.state for state in path.states)] for path in lm.viterbi(TEXT, 2)],
         "explain": [explained.path_entropy, *(token.entropy for token in explained.tokens)],
-        "infill": asdict(lm.infill("the ___ reads the ___{1,2} .", num=2, top=1, generator=_seeded())),
-        "generate": lm.generate("the", num=2, max_tokens=8, generator=_seeded()),
-        "generate.contains": lm.generate(
-            "the", num=2, max_tokens=8, constraint=vlhmm.contains("file"), generator=_seeded()
+        "infill": asdict(
+            lm.infill("the ___ reads the ___{1,2} .", num=2, top=1, gap=(1, 1), unk=True, generator=_seeded())
         ),
-        "best_text": asdict(lm.best_text("the", max_tokens=4)),
+        "generate": lm.generate("the", num=2, max_tokens=8, unk=True, generator=_seeded()),
+        "generate.contains": lm.generate(
+            "the", num=2, max_tokens=8, constraint=vlhmm.contains("file"), unk=True, generator=_seeded()
+        ),
+        "best_text": asdict(lm.best_text("the", max_tokens=4, unk=True)),
         "constraint_probability": lm.constraint_probability("the", vlhmm.contains("file"), 5),
         "guide": vlhmm.Guide(lm, vlhmm.contains("list"), max_new_tokens=4)(ids, scores)[0].tolist(),
         "stream": [token.log_prob for piece in ("the file ", "reads the") for token in stream.feed(piece)],
     }
+
+
+def opening_of_records(tables: Tables, token: int, unknown: int) -> Belief | None:
+    """What is believed after an EOS that is the first token of all."""
+    return vlhmm.HMM(tables).filter([[token]]).belief
 
 
 def _seeded() -> torch.Generator:

@@ -221,14 +221,15 @@ def test_few_states_and_a_long_text_are_left_to_the_scan() -> None:
 
 
 def test_an_hmm_has_graphs_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "SMALL_DENSE_STATES", 0)
     tables = small_tables("cpu")
-    assert HMM(tables)._replays is None
+    assert HMM(tables)._prepared is None
     monkeypatch.setattr(hmm_module, "kernels_run", lambda dtype, device: dtype == torch.float32)
     hmm = HMM(tables)
-    assert hmm._replays is not None
-    assert hmm.to(dtype=torch.float64)._replays is None
-    assert hmm.with_reset_token(2)._replays is not None
-    assert HMM(tables, graphs=False).with_reset_token(2)._replays is None
+    assert hmm._prepared is not None
+    assert hmm.to(dtype=torch.float64)._prepared is None
+    assert hmm.with_reset_token(2)._prepared is not None
+    assert HMM(tables, graphs=False).with_reset_token(2)._prepared is None
     tokens, lengths = texts("cpu", 0, ragged=True)
     wrong = tokens.clone()
     wrong[0, 1] = NUM_WORDS
@@ -236,4 +237,4 @@ def test_an_hmm_has_graphs_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch
         same(hmm.log_prob(tokens, lengths), plain(tables).log_prob(tokens, lengths), "cpu")
         with pytest.raises(ValueError, match=f"{NUM_WORDS}"):
             hmm.log_prob(wrong, lengths)
-    assert copy.deepcopy(hmm)._replays is not hmm._replays
+    assert copy.deepcopy(hmm)._prepared is not hmm._prepared

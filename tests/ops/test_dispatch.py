@@ -30,13 +30,16 @@ def test_no_other_module_asks_for_triton_or_the_capability() -> None:
 
 
 def test_a_cpu_is_served_by_torch_and_the_reason_names_it() -> None:
-    found = dispatch.backends(torch.device("cpu"))
+    loops, *found = dispatch.backends(torch.device("cpu"))
+    assert (loops.operation, loops.backend) == ("queries of small HMMs", "numba")
     assert {one.operation for one in found} == {kernels.operation for kernels in dispatch.OPERATIONS}
     assert {(one.backend, one.reason) for one in found} == {("torch", "the device is cpu, not cuda")}
 
 
 def test_a_gpu_is_served_by_kernels_within_their_limits(ampere: None) -> None:
-    assert {one.backend for one in dispatch.backends(GPU)} == {"triton"}
+    loops, *found = dispatch.backends(GPU)
+    assert (loops.backend, loops.reason) == ("torch", "the device is cuda, not cpu")
+    assert {one.backend for one in found} == {"triton"}
     kernels = dispatch.Kernels("something", max_size=8, min_size=2, size="width")
     assert kernels.limits() == "float32, width at least 2, width at most 8"
     for size, served in ((1, False), (2, True), (8, True), (9, False)):

@@ -141,7 +141,7 @@ def test_log_probs_are_those_of_score(served: Served) -> None:
         stream = served.lm.stream()
         for token, value, tops in zip(ids, given["token_logprobs"], given["top_logprobs"], strict=True):
             if tops is not None:
-                likely = dict(stream.next_tokens(4))
+                likely = dict(stream.next_tokens(4, unk=True))
                 assert set(tops) == {*likely, tokenizer.token(token)}
                 assert tops[tokenizer.token(token)] == value
                 for name, prob in likely.items():

@@ -1,5 +1,6 @@
 """The one loop: what holds for every kind of training."""
 
+import math
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
@@ -13,13 +14,14 @@ from tiny import tiny_corpus, tiny_model
 from vlhmm.baselines import AWDLSTMSettings, FeedForwardSettings, train_baseline
 from vlhmm.cluster import one_block
 from vlhmm.distillation.decoder import DecoderSettings, DecoderTraining, decoder_training
+from vlhmm.evaluate import scored_windows
 from vlhmm.models import scalar_hmm
-from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.checkpoint import load_model, read_tensors
 from vlhmm.training.em import EMSettings, em_training
 from vlhmm.training.gradient import training
 from vlhmm.training.run_folder import RunFolder, read_log
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import CheckEvent, StepEvent, last_event, relay
+from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped, last_event, relay
 
 CORPUS = tiny_corpus(60)
 MODEL = tiny_model(CORPUS)
@@ -92,6 +94,51 @@ def test_a_run_stopped_by_a_signal_resumes_to_the_same_bits_and_log(
     checks = [[record for record in log if record["kind"] == "check"] for log in logs]
     assert checks[0] == checks[1]
     assert len(checks[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"), [(gradient, 2), (baum_welch, 2), (awd_lstm, 2), (baseline, 1), (baseline, 4)]
+)
+def test_a_signal_ends_a_check_too_and_resume_begins_with_it(
+    tmp_path: Path, kind: Kind, check: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [event for event in kind(out=tmp_path / "whole") if isinstance(event, CheckEvent)]
+    begun = []
+
+    def interrupted(*arguments: Any, **options: Any) -> Iterator[tuple[int, float]]:
+        begun.append(1)
+        for window in scored_windows(*arguments, **options):
+            if len(begun) == check:
+                signal.raise_signal(signal.SIGINT)
+            yield window
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vlhmm.evaluate.scored_windows", interrupted)
+        *first, last = kind(out=tmp_path / "parts")
+    assert getattr(last, "reason", None) == "interrupted"
+    assert [event for event in first if isinstance(event, CheckEvent)] == whole[: check - 1]
+    *rest, last = kind(out=tmp_path / "parts", resume=True)
+    assert getattr(last, "reason", None) == "finished"
+    assert isinstance(rest[0], CheckEvent)
+    assert [event for event in rest if isinstance(event, CheckEvent)] == whole[check - 1 :]
+    same_state(tmp_path / "whole", tmp_path / "parts")
+    logged = [[record["step"] for record in read_log(tmp_path / name)] for name in ("whole", "parts")]
+    assert logged[0] == logged[1]
+
+
+def test_a_run_interrupted_before_its_first_check_leaves_its_present_weights(tmp_path: Path) -> None:
+    model = deepcopy(MODEL)
+    settings = TrainSettings(epochs=2, batch_size=4, window=16, checks_per_epoch=1, ema=0.0)
+    for event in training(model, CORPUS, settings, out=tmp_path / "run"):
+        if isinstance(event, StepEvent):
+            signal.raise_signal(signal.SIGINT)
+    assert isinstance(event, Stopped)
+    assert (event.reason, event.step, event.best_perplexity) == ("interrupted", 1, math.inf)
+    saved = load_model(tmp_path / "run").model.state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, saved[name]), name
+    before = MODEL.state_dict()
+    assert any(not torch.equal(value, before[name]) for name, value in saved.items())
 
 
 @kinds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,8 @@ from vlhmm.baselines.scorer import Baseline, NeuralScorer, build_baseline, num_p
 from vlhmm.baselines.settings import AWDLSTMSettings, BaselineSettings, LSTMSettings
 from vlhmm.baselines.windows import RandomLengthWindows, ShuffledWindows, WindowsInOrder
 from vlhmm.data import Corpus
-from vlhmm.evaluate import evaluate
+from vlhmm.evaluate import evaluating
+from vlhmm.progress import Progress, result_of
 from vlhmm.training.trainer import (
     SAVE_SECONDS,
     VALID_STREAMS,
@@ -172,10 +173,11 @@ class BaselineTask:
     def resumable(self) -> bool:
         return True
 
-    def evaluate(self) -> float:
+    def evaluating(self) -> Generator[Progress, None, float]:
         self.loss()
         with self.stepper.scored_weights():
-            perplexity = evaluate(NeuralScorer(self.model), self.corpus.valid, streams=VALID_STREAMS).perplexity
+            scoring = evaluating(NeuralScorer(self.model), self.corpus.valid, streams=VALID_STREAMS)
+            perplexity = (yield from scoring).perplexity
             self.best.offer(perplexity, self.model.state_dict())
         self.stepper.after_check(math.log(perplexity))
         return perplexity
@@ -190,9 +192,9 @@ class BaselineTask:
         """A baseline has no model folder: its best weights are part of the state."""
 
     def finish(self, reason: Reason) -> None:
-        """Leaves the model with its best weights; a run stopped before its first check makes one."""
-        if math.isinf(self.best.perplexity):
-            self.evaluate()
+        """Leaves the model with its best weights; a run stopped before its first check makes one, unless it was interrupted."""
+        if math.isinf(self.best.perplexity) and reason != "interrupted":
+            result_of(self.evaluating())
         self.model.load_state_dict(self.best.weights)
 
     def closing_event(self, stopped: Stopped) -> TrainedBaseline:

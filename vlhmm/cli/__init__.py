@@ -30,12 +30,14 @@ from vlhmm.cli import (
     info,
     inspect,
     queries,
+    runs,
     serve,
     show,
     table,
     training,
 )
 from vlhmm.cli.show import message
+from vlhmm.interrupts import INTERRUPTED, announced_interrupts
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
 """What may happen to a stream that is written to."""
@@ -76,6 +78,7 @@ for module in (
     training,
     distill,
     evaluation,
+    runs,
     queries,
     infill,
     generate,
@@ -115,11 +118,12 @@ def main(commands: typer.Typer = app, prog_name: str = "vlhmm") -> int:
     # At exit Python would look for garbage among all objects of torch: a fifth of the time of a short command.
     atexit.register(gc.freeze)
     try:
-        status = commands(sys.argv[1:] or ["--help"], prog_name=prog_name, standalone_mode=False)
+        with announced_interrupts():
+            status = commands(sys.argv[1:] or ["--help"], prog_name=prog_name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _InterruptedError:
         message("interrupted")
-        return 130
+        return INTERRUPTED
     except _PipeClosedError:
         _drop_closed_pipes()
         return 0
@@ -176,7 +180,7 @@ def _report(error: BaseException) -> int:
     with suppress(OSError):
         message(f"error: {line}")
     _drop_closed_pipes()
-    return 1 if _diverged(error) else 130 if isinstance(error, KeyboardInterrupt) else 2
+    return 1 if _diverged(error) else INTERRUPTED if isinstance(error, KeyboardInterrupt) else 2
 
 
 def _diverged(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlhmm.cli.options import CorpusName, DataDir, Json, read_corpus
+from vlhmm.cli.options import CorpusName, DataDir, Json, MinCount, TokenizerOption, VocabSize, read_corpus
 from vlhmm.cli.show import duration, facts, line, print_json, print_table, program, short, table, watch
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def prepare(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The new folder.")],
-    tokenizer: Annotated[
-        str, typer.Option("--tokenizer", metavar="PATH|word", help="A tokenizer.json, a SentencePiece .model, or word.")
-    ] = "word",
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    min_count: MinCount = None,
     eos: Annotated[
         EosChoice | None,
         typer.Option(
@@ -75,11 +75,17 @@ def prepare(
     """
     from vlhmm.reports import preparing_corpus
 
-    words = tokenizer == "word"
     steps = preparing_corpus(
-        inputs, None if words else tokenizer, out, eos=None if eos is None else eos.value, valid=valid, test=test
+        inputs,
+        tokenizer,
+        out,
+        vocab_size=vocab_size,
+        min_count=min_count,
+        eos=None if eos is None else eos.value,
+        valid=valid,
+        test=test,
     )
-    made = watch(steps, "counting words" if words else "reading")
+    made = watch(steps, "reading")
     if as_json:
         print_json(made)
     else:
@@ -118,6 +124,9 @@ def cluster(
     out: Annotated[
         Path | None, typer.Option("--out", show_default=False, help="The file; default: CORPUS-M.blocks.tsv.")
     ] = None,
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    min_count: MinCount = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -129,7 +138,7 @@ def cluster(
     from vlhmm.reports import clustering_words
     from vlhmm.training.presets import BlockSettings
 
-    corpus = read_corpus(corpus_name, data_dir)
+    corpus = read_corpus(corpus_name, data_dir, tokenizer, vocab_size, min_count)
     settings = BlockSettings(clustering=kind.value, num_blocks=blocks, eos_block=eos.value)
     made = watch(clustering_words(corpus, settings, out=out, seed=seed), "clustering words")
     if as_json:

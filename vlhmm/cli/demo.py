@@ -63,7 +63,7 @@ def demo(
     corpus = read_corpus(data, None)
     plan = Plan(recipe, data, None)
     events = training_run(plan, corpus, folder, device=choose_device(device), command=command_line())
-    results = watch_run(events, plan)
+    results = watch_run(events, plan, folder)
     if status := exit_status(results, folder):
         return status
     if as_json:
@@ -141,8 +141,10 @@ def _write_page(folder: Path) -> None:
 
 
 def _show_next_steps(folder: Path, results: RunResults) -> None:
+    from vlhmm.cli.running import export_hint
+
     _heading("Saved")
-    saved = [("model and training run", str(folder))]
+    saved = [("model and training run", str(folder)), ("to ship the model alone", export_hint(folder))]
     if results.learning_curve:
         saved.append(("learning curve", results.learning_curve))
     facts(saved)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device
+from vlhmm.cli.options import (
+    Changes,
+    DataDir,
+    DeviceOption,
+    Json,
+    MinCount,
+    TokenizerOption,
+    VocabSize,
+    choose_device,
+)
 from vlhmm.cli.show import (
     command_line,
     facts,
@@ -98,6 +107,9 @@ def distill(
         int | None,
         typer.Option("--batch-size", metavar="B", help="Samples drawn side by side; 4,096 on a GPU, else 32."),
     ] = None,
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    min_count: MinCount = None,
     changes: Changes = None,
     max_seconds: Annotated[
         float | None,
@@ -113,6 +125,7 @@ def distill(
     Stopped at any time, the same command goes on where it was. Settings are those of `vlhmm train --preset distill`.
     """
     from vlhmm.cli.running import exit_status, watch_run
+    from vlhmm.data.vocabulary import Vocabulary
     from vlhmm.distillation.material import Drawing, drawing_text, reading_text
     from vlhmm.distillation.pipeline import SAMPLES
     from vlhmm.reports import Plan, distillation_run
@@ -127,6 +140,12 @@ def distill(
     if cluster_tokens is not None and cluster_tokens <= states:
         raise ValueError(
             f"--cluster-tokens is {cluster_tokens:,}, which cannot make {states:,} clusters: take more, or fewer states"
+        )
+    vocabulary_options = (tokenizer, vocab_size, min_count)
+    if teacher is not None and any(value is not None for value in vocabulary_options):
+        raise ValueError(
+            f"the HMM reads the tokens of its teacher {teacher}: leave --tokenizer, --vocab-size and --min-count out; they "
+            "are for a teacher that is trained on a --text, by --teacher-tokens"
         )
     if text is None:
         if teacher is None:
@@ -144,7 +163,14 @@ def distill(
             raise ValueError(f"--no-lvd: a text without the teacher's vectors is for `{program()} train`")
         recipe = _recipe(states, seed, changes or [], {})
         steps = reading_text(
-            teacher, text, recipe, teacher_tokens=teacher_tokens, out=out, data_dir=data_dir, device=chosen_device
+            teacher,
+            text,
+            recipe,
+            teacher_tokens=teacher_tokens,
+            out=out,
+            data_dir=data_dir,
+            vocabulary=Vocabulary.of(*vocabulary_options),
+            device=chosen_device,
         )
         material = watch(steps, f"reading {text}")
     events = distillation_run(
@@ -156,7 +182,8 @@ def distill(
         joint_tokens=joint_tokens,
         compare=compare,
     )
-    results = watch_run(events, Plan(material.recipe, material.source, material.data_dir))
+    plan = Plan(material.recipe, material.source, material.data_dir)
+    results = watch_run(events, plan, out, by_same_command=True)
     by_same_command = results.plain is None and material.teacher is not None
     status = exit_status(results.last, out if results.plain is None else out / PLAIN, by_same_command=by_same_command)
     if as_json:

@@ -93,7 +93,7 @@ def _print_evaluation(found: TextEvaluation, *, by_words: bool) -> None:
     rows = [("text", found.source.label), ("perplexity", f"{evaluation.perplexity:,.2f} per token")]
     if not by_words and evaluation.word_perplexity is not None:
         rows.append(("", f"{evaluation.word_perplexity:,.2f} per word"))
-    if not by_words and evaluation.bits_per_byte is not None:
+    if evaluation.bits_per_byte is not None:
         rows.append(("", f"{found.byte_perplexity:,.3f} per byte, {evaluation.bits_per_byte:.4f} bits per byte"))
     rows += [
         ("log p", f"{evaluation.log_prob:,.1f} nats"),

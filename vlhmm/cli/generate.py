@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlhmm.cli.options import Json, ModelDir, seeded, utf8
+from vlhmm.cli.options import AllowUnk, Json, ModelDir, seeded, utf8
 from vlhmm.cli.show import line, print_json
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def generate(
     ignore_case: Annotated[
         bool, typer.Option("--ignore-case", help="Phrases in any case.", rich_help_panel=CONSTRAINTS)
     ] = False,
+    allow_unk: AllowUnk = False,
     time_limit: Annotated[
         float | None,
         typer.Option(
@@ -158,7 +159,7 @@ def generate(
     constraint = all_of(wanted) if wanted else None
     seconds = TIME_LIMIT if time_limit is None else time_limit
     if best:
-        found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint, time_limit=seconds)
+        found = lm.best_text(prompt, max_tokens=max_tokens, constraint=constraint, unk=allow_unk, time_limit=seconds)
         _print(found, as_json)
         return
     generator = seeded(seed)
@@ -172,6 +173,7 @@ def generate(
             top_k=top_k,
             top_p=top_p,
             constraint=constraint,
+            unk=allow_unk,
             generator=generator,
             time_limit=seconds,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from vlhmm.cli.options import Json, ModelDir, seeded, texts_of, utf8
+from vlhmm.cli.options import AllowUnk, Json, ModelDir, seeded, texts_of, utf8
 from vlhmm.cli.queries import MIN_SHOWN, between
 from vlhmm.cli.show import line, print_json, print_table, table
 
@@ -31,12 +31,20 @@ def infill(
             metavar="TEXT",
             show_default=False,
             callback=utf8,
-            help="The text with ___ for a missing token, ___{1,4} for one to four; left out or `-`: stdin, one text a line.",
+            help="The text with ___ for a missing word, ___{1,4} for one to four tokens; left out or `-`: stdin, one text a line.",
         ),
     ] = None,
     num: Annotated[int, typer.Option("--num", help="How many samples.")] = 5,
     top: Annotated[int, typer.Option("--top", help="How many tokens of each position.")] = 5,
-    gap: Annotated[str, typer.Option("--gap", metavar="A-B", help="How many tokens ___ stands for.")] = "1-1",
+    gap: Annotated[
+        str | None,
+        typer.Option(
+            "--gap", metavar="A-B", show_default=False, help="How many tokens ___ stands for; a word where not given."
+        ),
+    ] = None,
+    max_gap_tokens: Annotated[
+        int, typer.Option("--max-gap-tokens", metavar="N", help="Of a word, where tokens are parts of words.")
+    ] = 8,
     eos: Annotated[bool, typer.Option("--eos", help="The text ends after its last word.")] = False,
     exclude: Annotated[
         list[str] | None,
@@ -44,6 +52,7 @@ def infill(
             "--exclude", metavar="TOKEN", show_default=False, callback=utf8, help="Never fill this in; may be repeated."
         ),
     ] = None,
+    allow_unk: AllowUnk = False,
     seed: Annotated[
         int | None, typer.Option("--seed", show_default=False, help="The same seed, the same samples.")
     ] = None,
@@ -52,15 +61,20 @@ def infill(
     """What may stand in the gaps of a text, given the words on both sides."""
     from vlhmm.lm import load
 
-    bounds = gap.split("-")
-    if len(bounds) != 2 or not all(bound.isdecimal() for bound in bounds):
-        raise ValueError(f"--gap is {gap!r}, but two numbers are needed: A-B, e.g. 1-4")
+    bounds = None if gap is None else _bounds(gap)
     lm = load(folder)
     generator = seeded(seed)
     for number, one in enumerate(texts_of(text)):
-        least, most = map(int, bounds)
         filled = lm.infill(
-            one, num=num, top=top, gap=(least, most), eos=eos, exclude=exclude or (), generator=generator
+            one,
+            num=num,
+            top=top,
+            gap=bounds,
+            max_gap_tokens=max_gap_tokens,
+            eos=eos,
+            exclude=exclude or (),
+            unk=allow_unk,
+            generator=generator,
         )
         if as_json:
             print_json(filled, text=one)
@@ -69,8 +83,15 @@ def infill(
             _print_infilling(filled)
 
 
+def _bounds(gap: str) -> tuple[int, int]:
+    bounds = gap.split("-")
+    if len(bounds) != 2 or not all(bound.isdecimal() for bound in bounds):
+        raise ValueError(f"--gap is {gap!r}, but two numbers are needed: A-B, e.g. 1-4")
+    return int(bounds[0]), int(bounds[1])
+
+
 def _print_infilling(filled: Infilling) -> None:
-    shown = table("gap", "how many tokens", "likeliest, token by token")
+    shown = table("gap", "how many tokens", "likeliest")
     for number, gap in enumerate(filled.gaps, start=1):
         lengths = Text(str(gap.lengths[0][0])) if len(gap.lengths) == 1 else _with_probs(gap.lengths)
         for position, tokens in enumerate(gap.tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
@@ -15,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     import torch
 
-    from vlhmm.data import Corpus
+    from vlhmm.data import Corpus, Tokenizer
 
 
 def utf8(value: Any) -> Any:
@@ -64,6 +65,39 @@ Changes = Annotated[
 ]
 
 
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="bpe|words|whitespace|PATH",
+        show_default=False,
+        help="bpe: pieces made from the training text, which spell every text (the default for text of your own); words: words "
+        "and punctuation, rare ones unknown; whitespace: text that is tokenized already; or a tokenizer.json or SentencePiece .model.",
+    ),
+]
+VocabSize = Annotated[
+    int | None,
+    typer.Option(
+        "--vocab-size",
+        metavar="N",
+        show_default=False,
+        help="Tokens of bpe or words at most; bpe, if not said: 4 x the square root of the bytes of text, 512 to 32,768.",
+    ),
+]
+MinCount = Annotated[
+    int | None,
+    typer.Option(
+        "--min-count",
+        metavar="N",
+        show_default=False,
+        help="How often a piece or word must occur in the training text; 2 if not said.",
+    ),
+]
+
+
+AllowUnk = Annotated[bool, typer.Option("--allow-unk", help="The unknown word too; without it, it is left out.")]
+
+
 class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
@@ -104,15 +138,28 @@ def check_picture(path: Path | None) -> None:
         return
     if path.suffix.lower() not in PICTURES:
         raise ValueError(f"--plot {path} is no picture's name: let it end in {', '.join(PICTURES)}")
+    require_extra("--plot", "matplotlib", "plot")
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def read_corpus(source: str, data_dir: Path | None) -> Corpus:
+def require_extra(option: str, package: str, extra: str) -> None:
+    """Refuses an option whose package is not installed, before anything is computed for it."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f'{option} needs {package}: pip install "vlhmm[{extra}]"')
+
+
+def read_corpus(
+    source: str,
+    data_dir: Path | None,
+    tokenizer: Tokenizer | str | None = None,
+    vocab_size: int | None = None,
+    min_count: int | None = None,
+) -> Corpus:
     from vlhmm.cli.show import progress_bar
     from vlhmm.data import load_corpus
 
     with progress_bar(f"reading {source}", None):
-        return load_corpus(source, data_dir=data_dir)
+        return load_corpus(source, data_dir=data_dir, tokenizer=tokenizer, vocab_size=vocab_size, min_count=min_count)
 
 
 def texts_of(text: str | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from vlhmm.cli.options import Json, ModelDir, TextOrStdin, check_picture, texts_of, utf8
+from vlhmm.cli.options import AllowUnk, Json, ModelDir, TextOrStdin, check_picture, texts_of, utf8
 from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_table, table
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def next_tokens(
         ),
     ] = "",
     top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,
+    allow_unk: AllowUnk = False,
     as_json: Json = False,
 ) -> None:
     """The most likely next tokens."""
@@ -92,7 +93,7 @@ def next_tokens(
 
     lm = load(folder)
     for number, one in enumerate(texts_of(text)):
-        best = NextTokens(lm.next_tokens(one, top))
+        best = NextTokens(lm.next_tokens(one, top, unk=allow_unk))
         if as_json:
             print_json(best, text=one)
         else:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.options import Changes, DataDir, DeviceOption, Json, choose_device, read_corpus
+from vlhmm.cli.options import (
+    Changes,
+    DataDir,
+    DeviceOption,
+    Json,
+    MinCount,
+    TokenizerOption,
+    VocabSize,
+    choose_device,
+    read_corpus,
+    require_extra,
+)
 from vlhmm.cli.settings import Asked, Method
 from vlhmm.cli.show import (
     command_line,
@@ -70,6 +81,9 @@ def train(
     blocks_file: Annotated[
         Path | None, typer.Option("--blocks", metavar="FILE", help="Blocks that `vlhmm cluster` wrote.")
     ] = None,
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    min_count: MinCount = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Decides everything random.")] = None,
     device: DeviceOption = options.Device.auto,
     max_seconds: Annotated[
@@ -84,9 +98,11 @@ def train(
     """Train a model on a corpus; it can be stopped at any time and resumed."""
     from vlhmm.cli.running import exit_status, watch_run
     from vlhmm.reports import Plan, forecast, read_plan, training_run
-    from vlhmm.training.plan import RECIPE
+    from vlhmm.training.plan import RECIPE, kept_tokenizer
 
     chosen_device = choose_device(device)
+    if tensorboard:
+        require_extra("--tensorboard", "tensorboard", "tensorboard")
     if out.is_file():
         raise ValueError(f"--out {out} is a file: name a folder")
     saved = read_plan(out) if resume else None
@@ -113,7 +129,14 @@ def train(
             f"--method em counts uses of free tables, but the model is {recipe.model.parameterization!r}: "
             "use --preset scalar, or --method gradient"
         )
-    corpus = read_corpus(source, data_dir)
+    kept = None if saved is None else kept_tokenizer(out, source)
+    asked_for = any(value is not None for value in (tokenizer, vocab_size, min_count))
+    corpus = read_corpus(source, data_dir, tokenizer if asked_for else kept, vocab_size, min_count)
+    if kept is not None and corpus.tokenizer != kept:
+        raise ValueError(
+            f"the run was begun with {kept!r}, but the options ask for {corpus.tokenizer!r}: leave --tokenizer, "
+            "--vocab-size and --min-count out, or begin a new run"
+        )
     plan = Plan(recipe, source, data_dir, em)
     if dry_run:
         sizes = forecast(plan, corpus, chosen_device, blocks_file=blocks_file)
@@ -132,7 +155,7 @@ def train(
         max_seconds=max_seconds,
         command=command_line(),
     )
-    results = watch_run(events, plan, out / "tensorboard" if tensorboard else None)
+    results = watch_run(events, plan, out, tensorboard=tensorboard)
     status = exit_status(results, out)
     if as_json:
         print_json(results)
@@ -156,7 +179,7 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
     available = f"{size(sizes.available_bytes)} free on {sizes.device}"
     facts(
         [
-            ("corpus", f"{corpus_label(sizes.corpus)}, {sizes.tokens:,} tokens"),
+            ("corpus", f"{corpus_label(sizes.corpus)}, {sizes.tokens:,} tokens, {sizes.corpus.tokenizer.vocabulary}"),
             ("states", f"{sizes.num_states:,} in {sizes.num_blocks:,} blocks"),
             ("parameters", f"{sizes.num_parameters:,}"),
             ("steps", f"{sizes.steps:,} of {batch.batch_size} x {batch.window} tokens, {passes}"),
@@ -167,6 +190,7 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
 
 
 def _show_results(results: RunResults, out: Path) -> None:
+    from vlhmm.cli.running import export_hint
     from vlhmm.reports import HeldOutText
 
     figures = results.figures
@@ -182,4 +206,5 @@ def _show_results(results: RunResults, out: Path) -> None:
     if results.stopped == "time":
         rows.append(("go on", f"{program()} train --out {out} --resume"))
     rows.append(("look", f"{program()} info {out}"))
+    rows.append(("ship", export_hint(out)))
     facts(rows)

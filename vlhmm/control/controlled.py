@@ -15,7 +15,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.best import BestConstrained, BestContinuation
 from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
-from vlhmm.control.possible import ImpossibleConstraintError, ending_at, raise_impossible
+from vlhmm.control.possible import ImpossibleConstraintError, ending_at, raise_impossible, without
 from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
@@ -46,7 +46,7 @@ class ControlledHMM:
     def __init__(self, hmm: HMM, tokenizer: Tokenizer, transition: TransitionMatrix | None = None) -> None:
         self._hmm = hmm
         self._tokenizer = tokenizer
-        self._transition = transition or TransitionMatrix(hmm.tables)
+        self.transition = transition or TransitionMatrix(hmm.tables)
         self._cache = LookaheadCache()
 
     def probability(
@@ -64,7 +64,9 @@ class ControlledHMM:
             raise ValueError(f"length is {length}, but must be at least 1 token")
         if until_eos and self._tokenizer.eos_id is None:
             raise ValueError("until_eos=True, but the tokenizer has no end-of-text token: use until_eos=False")
-        ahead = self._following(constraint, length, "must" if until_eos else "none", time_limit, max_bytes).ahead
+        ahead = self._following(
+            constraint, length, "must" if until_eos else "none", time_limit, max_bytes=max_bytes
+        ).ahead
         probs: list[float] = self._log_prob(ahead, past, length).double().exp().tolist()
         return probs
 
@@ -74,6 +76,7 @@ class ControlledHMM:
         max_tokens: int,
         past: Past,
         *,
+        never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_bytes: int | None = None,
     ) -> ConstrainedTokens:
@@ -81,8 +84,8 @@ class ControlledHMM:
 
         `max_bytes` limits the table of the constraint; None: whatever fits into memory.
         """
-        following = self._following(constraint, max_tokens, "may", time_limit, max_bytes)
-        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit)
+        following = self._following(constraint, max_tokens, "may", time_limit, never, max_bytes)
+        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit, never)
         return following
 
     def along(
@@ -117,10 +120,11 @@ class ControlledHMM:
         choice: Choice,
         generators: Generators,
         *,
+        never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[list[int]]:
-        """`num` continuations x ~ p(x | constraint) of each text, each up to EOS or `max_tokens` tokens."""
-        following = self.prepare(constraint, max_tokens, past, time_limit=time_limit)
+        """`num` continuations x ~ p(x | constraint, no token is `never`) of each text, each up to EOS or `max_tokens` tokens."""
+        following = self.prepare(constraint, max_tokens, past, never=never, time_limit=time_limit)
         return sample_constrained(
             following,
             past,
@@ -137,13 +141,15 @@ class ControlledHMM:
         max_tokens: int,
         past: Past,
         *,
+        never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[BestContinuation]:
-        """The likeliest continuation of each text with its states, up to EOS or of `max_tokens` tokens."""
+        """The likeliest continuation of each text with its states, up to EOS or of `max_tokens` tokens, none of
+        them `never`."""
         tables = self._hmm.tables
         if constraint is None:
             constraint = _anything(tables.num_words)
-        automaton = self._automaton(constraint, "may", time_limit)
+        automaton = self._automaton(constraint, "may", time_limit, never)
         best = BestConstrained(tables, automaton, max_tokens, eos_id=self._tokenizer.eos_id)
         texts = []
         for number in range(past.num):
@@ -151,7 +157,7 @@ class ControlledHMM:
             found = best.text(one.ask(self._log_ahead)[0])
             if found is None:
                 ahead = lookahead(tables, automaton, max_tokens)
-                self._require_possible(constraint, ahead, max_tokens, past, time_limit)
+                self._require_possible(constraint, ahead, max_tokens, past, time_limit, never)
             assert found is not None
             texts.append(found)
         return texts
@@ -159,18 +165,20 @@ class ControlledHMM:
     def _log_ahead(self, rows: Int[Tensor, " R"], belief: Belief | None) -> Float[Tensor, "R Z"]:
         if belief is None:
             return self._hmm.tables.log_start.expand(len(rows), -1)
-        return self._transition.log_ahead(belief)
+        return self.transition.log_ahead(belief)
 
     def _log_prob(self, ahead: Lookahead, past: Past, steps: int) -> Float[Tensor, " N"]:
         """log P(the constraint is met | each text)."""
         tables = self._hmm.tables
         return past.ask(lambda rows, belief: ahead.log_prob(tables, belief, steps).expand(len(rows))[:, None])[:, 0]
 
-    def _automaton(self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None) -> Automaton:
+    def _automaton(
+        self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None, never: int | None = None
+    ) -> Automaton:
         if not isinstance(constraint, Automaton):
             check_constraint(constraint)
             constraint = constraint.compile(self._tokenizer, time_limit=time_limit)
-        automaton = constraint
+        automaton = without(constraint, never)
         eos_id = self._tokenizer.eos_id
         if ending == "none" or eos_id is None:
             return automaton
@@ -182,11 +190,12 @@ class ControlledHMM:
         steps: int,
         ending: Ending,
         time_limit: float | None,
+        never: int | None = None,
         max_bytes: int | None = None,
     ) -> ConstrainedTokens:
         def make() -> ConstrainedTokens:
             tables = self._hmm.tables
-            automaton = self._automaton(constraint, ending, time_limit)
+            automaton = self._automaton(constraint, ending, time_limit, never)
             needed = (steps + 1) * automaton.num_states * tables.num_states * tables.log_emission.element_size()
             if max_bytes is not None and needed > max_bytes:
                 raise ValueError(
@@ -194,10 +203,10 @@ class ControlledHMM:
                     f"{tables.num_states:,} states takes {needed:,} bytes, but the limit is {max_bytes:,}: "
                     "ask for fewer tokens, or for a simpler constraint"
                 )
-            ahead = lookahead(tables, automaton, steps, self._transition)
-            return ConstrainedTokens(tables, ahead, self._transition)
+            ahead = lookahead(tables, automaton, steps, self.transition)
+            return ConstrainedTokens(tables, ahead, self.transition)
 
-        return self._cache.get((constraint, ending), steps, make)
+        return self._cache.get((constraint, ending, never), steps, make)
 
     def _require_possible(
         self,
@@ -206,6 +215,7 @@ class ControlledHMM:
         max_tokens: int,
         past: Past,
         time_limit: float | None,
+        never: int | None,
     ) -> None:
         """Says what is impossible after the first text after which the constraint is."""
         impossible = self._log_prob(ahead, past, max_tokens).isinf().nonzero()[:, 0].tolist()
@@ -214,11 +224,11 @@ class ControlledHMM:
         text = past.of([impossible[0]])
 
         def possible(automaton: Automaton) -> bool:
-            part = lookahead(self._hmm.tables, automaton, max_tokens, self._transition)
+            part = lookahead(self._hmm.tables, automaton, max_tokens, self.transition)
             return not bool(self._log_prob(part, text, max_tokens).isinf())
 
         texts = TokenTexts.of(self._tokenizer)
-        compiled = partial(self._automaton, ending="may", time_limit=time_limit)
+        compiled = partial(self._automaton, ending="may", time_limit=time_limit, never=never)
         try:
             raise_impossible(constraint, texts, compiled, possible, max_tokens, time_limit)
         except ImpossibleConstraintError as error:

@@ -37,6 +37,24 @@ def ending_at(automaton: Automaton, eos_ids: Sequence[int], *, required: bool) -
     return ending
 
 
+def without(automaton: Automaton, token: int | None) -> Automaton:
+    """Those of the texts that have no `token`; None: all of them."""
+    if token is None:
+        return automaton
+    class_of_token, own = automaton.class_of_token.clone(), automaton.num_classes
+    class_of_token[token] = own
+    # Of no use to any other token, a class may have none left.
+    kept, class_of_token = class_of_token.unique(return_inverse=True)
+    dead = automaton.dead_state()
+    next_state, accepting = automaton.next_state, automaton.accepting
+    if dead is None:
+        dead = automaton.num_states
+        next_state = torch.cat([next_state, torch.full((1, own), dead)])
+        accepting = torch.cat([accepting, torch.zeros(1, dtype=torch.bool)])
+    next_state = torch.cat([next_state, torch.full((len(next_state), 1), dead)], dim=1)
+    return Automaton(class_of_token, next_state[:, kept], automaton.start, accepting)
+
+
 def ended_states(automaton: Automaton) -> Bool[Tensor, " S"]:
     """Of an automaton made by `ending_at`, the states of texts that ended well: they accept and are never left."""
     stays = (automaton.next_state == torch.arange(automaton.num_states)[:, None]).all(1)

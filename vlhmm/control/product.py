@@ -52,9 +52,12 @@ class TransitionMatrix:
         return torch.cat([self._made(states) @ columns for states in self._chunks(self._every_state())])
 
     @torch.no_grad()
-    def log_times(self, log_column: Float[Tensor, " Z"]) -> Float[Tensor, " Z"]:
-        """log (A @ exp log_column), whatever its range."""
-        return torch.cat([(log_rows + log_column).logsumexp(1) for log_rows in self._log_rows(self._every_state())])
+    def log_times(
+        self, log_column: Float[Tensor, " Z"], states: Int[Tensor, " J"] | None = None
+    ) -> Float[Tensor, " J"]:
+        """log (A @ exp log_column), whatever its range; `states`: rows of A, None: all."""
+        rows = self._log_rows(self._every_state() if states is None else states)
+        return torch.cat([(log_rows + log_column).logsumexp(1) for log_rows in rows])
 
     @cached_property
     def smallest_log(self) -> float:
@@ -148,9 +151,17 @@ class Lookahead:
 
 @torch.no_grad()
 def lookahead(
-    tables: Tables, automaton: Automaton, steps: int, transition: TransitionMatrix | None = None
+    tables: Tables,
+    automaton: Automaton,
+    steps: int,
+    transition: TransitionMatrix | None = None,
+    log_after: Float[Tensor, " Z"] | None = None,
 ) -> Lookahead:
-    """C for every number of tokens left up to `steps`, in time steps (E Z + S Z^2)."""
+    """C for every number of tokens left up to `steps`, in time steps (E Z + S Z^2).
+
+    `log_after`: log P(what follows these tokens | the last one's state), where that is known too: C[0, s, z] is it for s that
+    accept. The reset token must then be none of the tokens.
+    """
     if automaton.num_tokens != tables.num_words:
         raise ValueError(
             f"the constraint speaks of {automaton.num_tokens} tokens, but the HMM has {tables.num_words}: "
@@ -183,13 +194,16 @@ def lookahead(
         return min(_smallest(weights.log()), of_reset) + moves
 
     accepting = automaton.accepting.to(device)
-    now = torch.where(accepting, 0.0, -torch.inf).double()[:, None].expand(-1, num_states)
+    after = torch.zeros(num_states, dtype=torch.float64, device=device) if log_after is None else log_after.double()
+    now = torch.where(accepting[:, None], after, -torch.inf)
     now_anew = now[:, 0]
     log_met = tables.log_emission.new_empty(steps + 1, num_automaton_states, num_states)
     log_met_anew = tables.log_emission.new_empty(steps + 1, num_automaton_states)
     log_met[0], log_met_anew[0] = now, now_anew
     edges_at_once = max(1, CHUNK_BYTES // (8 * num_states))
     reachable, certain = reachable_states(automaton, steps), _certain(automaton)
+    if log_after is not None:
+        certain = torch.zeros_like(certain)
     for left in range(1, steps + 1):
         check_time("tokens looked ahead", left)
         # The best that may follow each automaton state: what its row is measured against.

@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,21 +13,19 @@ import numpy as np
 
 from vlhmm.data.benchmarks import SHA256, Benchmark, benchmark_batches, benchmark_files
 from vlhmm.data.checksums import verify_wanted
-from vlhmm.data.encode import Encoded, EosRule, LineEncoder, cut_at_spaces
+from vlhmm.data.encode import Encoded, EosRule, LineEncoder
 from vlhmm.data.json_file import one_line, read_json_object
 from vlhmm.data.pydocs import pydocs_documents, python_version
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import SplitBatch, find_text
-from vlhmm.data.tokenizer import UNK, Tokenizer, load_tokenizer, word_tokenizer
+from vlhmm.data.tokenizer import Tokenizer
 from vlhmm.data.tokens import Tokens, id_dtype, read_header
+from vlhmm.data.vocabulary import Learner, Vocabulary
 
 MANIFEST: Final = "corpus.json"
 MANIFEST_VERSION: Final = 1
 NAMES: Final = ("pydocs", *SHA256)
 PYDOCS_MIN_COUNT: Final = 3
-TEXT_MIN_COUNT: Final = 2
-# The counts of a vocabulary are held in memory.
-MAX_WORD_TYPES: Final = 4_000_000
 
 Reader = Callable[[], Iterator[SplitBatch]]
 
@@ -40,7 +37,7 @@ class Corpus:
     Example:
         >>> from pathlib import Path
         >>> _ = Path("animals.txt").write_text(50 * "the cat sees a bird\nthe dog sees a fish\n")
-        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> corpus = vlhmm.load_corpus("animals.txt", tokenizer="words")
         >>> corpus.train
         Tokens(540 tokens, 90 documents, uint16)
         >>> corpus.tokenizer.decode(corpus.train.ids[:6])
@@ -117,6 +114,8 @@ def load_corpus(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    vocab_size: int | None = None,
+    min_count: int | None = None,
     cache: bool = True,
     valid: str | os.PathLike[str] | None = None,
     test: str | os.PathLike[str] | None = None,
@@ -128,14 +127,21 @@ def load_corpus(
       line is no token, except in WikiText-2, where it is an EOS.
     - Splits: files named train*, valid* and test*, or the files given as `valid` and `test`. Any other text is split by document,
       90 : 5 : 5, always in the same way.
-    - EOS ends every line of a word-level corpus and every document of a subword corpus.
-    - Words: without `tokenizer`, tokens are the words of the training text, and all others are `<unk>`. A text without `<unk>`
-      gets it in place of the words that occur once in training (pydocs: once or twice).
+    - EOS ends every line of a word-level corpus and every document of a subword corpus. Inside documents byte-level tokenizers have
+      line ends as tokens.
+    - "bpe": byte-level BPE made from the training text. It spells every text, so that no word is unknown.
+    - "words": words and punctuation of the training text. Words rarer than `min_count`, and all others, are `<unk>`.
+    - "whitespace": for text that is tokenized already, words as white space separates them. A text with an `<unk>` of its own is
+      always read so, and keeps all its words.
 
     Args:
         source: Name or path.
         data_dir: Folder with ptb/ and wikitext-2/; None: the environment variable `VLHMM_DATA`, else they are downloaded.
-        tokenizer: A tokenizer, a `tokenizer.json`, a folder with one, or a SentencePiece `.model`; None: words.
+        tokenizer: "bpe", "words", "whitespace", a tokenizer, a `tokenizer.json`, a folder with one, or a SentencePiece `.model`; None: "bpe",
+            but "whitespace" for pydocs, ptb and wikitext-2.
+        vocab_size: Number of tokens of a tokenizer that is made, at most; None: 4 * sqrt(bytes of the training text), at least 512
+            and at most 32,768, for "bpe", and no limit for words.
+        min_count: How often a piece or word occurs in the training text at least; None: 2 (pydocs: 3, ptb and wikitext-2: 1).
         cache: Keep the extracted text of pydocs on disk.
         valid: File of the validation text; needs `test`.
         test: File of the test text; needs `valid`.
@@ -150,11 +156,11 @@ def load_corpus(
     Example:
         >>> from pathlib import Path
         >>> _ = Path("animals.txt").write_text(50 * "the cat sees a bird\nthe dog sees a fish\n")
-        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> corpus = vlhmm.load_corpus("animals.txt", tokenizer="words")
         >>> corpus.tokenizer.vocab_size, len(corpus.train), len(corpus.valid), len(corpus.test)
         (9, 540, 30, 30)
     """
-    given = tokenizer if isinstance(tokenizer, Tokenizer | None) else load_tokenizer(tokenizer)
+    vocabulary = Vocabulary.of(tokenizer, vocab_size, min_count)
     if (valid is None) != (test is None):
         raise ValueError("1 of the 2 held-out texts given; name both valid and test, or neither")
     name = os.fspath(source)
@@ -162,11 +168,11 @@ def load_corpus(
         if valid is not None:
             raise ValueError(f"{name} has its own valid and test text; leave both out")
         if name == "pydocs":
-            return _load_pydocs(given, cache)
-        return _load_benchmark("ptb" if name == "ptb" else "wikitext-2", given, data_dir)
+            return _load_pydocs(vocabulary, cache)
+        return _load_benchmark("ptb" if name == "ptb" else "wikitext-2", vocabulary, data_dir)
     path = Path(source)
     if (path / MANIFEST).is_file():
-        if given is not None or valid is not None:
+        if vocabulary != Vocabulary() or valid is not None:
             raise ValueError(f"{path} is prepared: its tokenizer and splits are fixed; prepare the text anew instead")
         return load_prepared(path, verify=verify)
     if not path.exists():
@@ -176,7 +182,7 @@ def load_corpus(
             + (f"; did you mean {close[0]}?" if close else "")
         )
     text = find_text(path, None if valid is None or test is None else (Path(valid), Path(test)))
-    return _build(printable_name(path), text.batches, given, TEXT_MIN_COUNT)
+    return _build(printable_name(path), text.batches, vocabulary.maker("bpe"))
 
 
 def printable_name(path: Path) -> str:
@@ -235,44 +241,17 @@ def eos_rule(tokenizer: Tokenizer) -> EosRule:
 def encode_batch(encoder: LineEncoder, batch: SplitBatch) -> Iterator[Encoded]:
     """A batch's ids, part by part; text that cannot be encoded is refused with the name of its file."""
     try:
-        yield from encoder.encode_parts(batch.lines)
+        yield from encoder.encode_parts(batch.lines, batch.split)
     except ValueError as error:
         raise ValueError(f"{batch.source}: {error}" if batch.source else str(error)) from error
 
 
-class WordCounter:
-    """Counts the words of the training text, a batch at a time, for a vocabulary."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._num_lines = 0
-
-    def add(self, batch: SplitBatch) -> None:
-        if batch.split != "train":
-            return
-        for line in batch.lines:
-            if line is not None:
-                for piece in cut_at_spaces(line):
-                    self._counts.update(piece.split())
-                self._num_lines += 1
-        if len(self._counts) > MAX_WORD_TYPES:
-            raise ValueError(
-                f"more than {MAX_WORD_TYPES} different words; use a subword tokenizer for a text of this size"
-            )
-
-    def tokenizer(self, min_count: int) -> Tokenizer:
-        """Words rarer than `min_count` are in it only where the text has its own `<unk>`."""
-        min_count = 1 if UNK in self._counts else min_count
-        return word_tokenizer(self._counts, eos_count=self._num_lines, min_count=min_count)
-
-
-def _build(name: str, read: Reader, tokenizer: Tokenizer | None, min_count: int, note: str = "") -> Corpus:
+def _build(name: str, read: Reader, tokenizer: Tokenizer | Learner, note: str = "") -> Corpus:
     """A corpus in memory."""
-    if tokenizer is None:
-        counter = WordCounter()
+    if not isinstance(tokenizer, Tokenizer):
         for batch in read():
-            counter.add(batch)
-        tokenizer = counter.tokenizer(min_count)
+            tokenizer.add(batch)
+        tokenizer = tokenizer.tokenizer()
     encoder = LineEncoder(tokenizer, eos_rule(tokenizer))
     encoded: dict[Split, list[Encoded]] = {split: [] for split in SPLITS}
     for batch in read():
@@ -293,16 +272,16 @@ def _concatenate(parts: list[Encoded], vocab_size: int) -> Tokens:
     return Tokens(np.concatenate(ids), offsets, sum(p.words for p in parts), sum(p.bytes for p in parts))
 
 
-def _load_pydocs(tokenizer: Tokenizer | None, cache: bool) -> Corpus:
+def _load_pydocs(vocabulary: Vocabulary, cache: bool) -> Corpus:
     documents = pydocs_documents(cache=cache)
 
     def read() -> Iterator[SplitBatch]:
         for split in SPLITS:
             yield SplitBatch(split, [line for document in documents[split] for line in (*document, None)])
 
-    return _build("pydocs", read, tokenizer, PYDOCS_MIN_COUNT, python_version())
+    return _build("pydocs", read, vocabulary.maker("whitespace", PYDOCS_MIN_COUNT), python_version())
 
 
-def _load_benchmark(name: Benchmark, tokenizer: Tokenizer | None, data_dir: str | os.PathLike[str] | None) -> Corpus:
+def _load_benchmark(name: Benchmark, vocabulary: Vocabulary, data_dir: str | os.PathLike[str] | None) -> Corpus:
     files = benchmark_files(name, None if data_dir is None else Path(data_dir))
-    return _build(name, lambda: benchmark_batches(name, files), tokenizer, min_count=1)
+    return _build(name, lambda: benchmark_batches(name, files), vocabulary.maker("whitespace", 1))

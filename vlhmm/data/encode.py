@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from vlhmm.data.spelling import is_byte_level
 from vlhmm.data.tokenizer import Tokenizer
 
 Int32s = npt.NDArray[np.int32]
@@ -18,12 +19,14 @@ Int64s = npt.NDArray[np.int64]
 EosRule = Literal["line", "document", "none"]
 
 SPACE: Final = "▁"
-# Lines have no line ends in them, so this unit can never be text.
-_EOS_UNIT: Final = "\n"
+# Lines have no line ends in them, so these units can never be lines.
+_LINE_END: Final = "\n"
+_EOS_UNIT: Final = "\n\n"
 _WORDS_A_TEXT: Final = 1 << 10
 _CHARS_AT_A_TIME: Final = 1 << 17
 # Lines are encoded so many characters at a time: as words they take twenty times their length.
 _PART_CHARS: Final = 1 << 20
+_UNIT_CHARS: Final = 1 << 16
 # What cannot be cut takes two hundred bytes a character in the backend.
 MAX_UNCUT_CHARS: Final = 1 << 22
 # Bounds of the cache's memory: some 300 MB.
@@ -31,6 +34,7 @@ _MAX_CACHED_UNITS: Final = 3 << 18
 _MAX_CACHED_CHARS: Final = 1 << 24
 # Python takes these for white space, the tokenizers' backend does not.
 _SEPARATORS: Final = "\x1c\x1d\x1e\x1f"
+_SINGLE_SPACE: Final = re.compile(r"(?<=\S) (?=\S)")
 # White space that is no single space between two words.
 _UNEVEN_SPACE: Final = re.compile(r"^\s|\s$|\s\s|[^\S ]")
 
@@ -46,17 +50,20 @@ class Encoded:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A line, a part of a long one, or with None the end of a document."""
+    """A line, a part of a long one, the line end between two of them, or with None the end of a document."""
 
     text: str | None
     ends_line: bool
 
 
 _DOCUMENT_END: Final = _Piece(None, False)
+_NEXT_LINE: Final = _Piece(_LINE_END, False)
 
 
 class LineEncoder:
     """Encodes batches of lines; the ids are those of `Tokenizer.encode` line by line, with EOS where the rule says.
+
+    Byte-level tokenizers read a line end between two lines too, where no EOS stands for it.
 
     Where a tokenizer treats words one by one, a line is looked up word by word in a cache and the ids are gathered by
     numpy; the rest goes through the tokenizer line by line.
@@ -75,9 +82,15 @@ class LineEncoder:
             else None
         )
         self._cache = _UnitCache(tokenizer, self._begins_word)
+        definition = json.loads(tokenizer.definition)
+        self._joins_lines = eos != "line" and is_byte_level(definition)
+        self._spaces_begin_words = _spaces_begin_words(definition)
+        # Texts whose last line is not the last of its document.
+        self._open: set[str] = set()
 
     def encode(self, lines: Sequence[str | None]) -> Encoded:
-        """None in `lines` ends a document."""
+        """None in `lines` ends a document. The first line begins one."""
+        self._open.clear()
         parts = list(self.encode_parts(lines))
         if len(parts) == 1:
             return parts[0]
@@ -90,11 +103,22 @@ class LineEncoder:
             sum(part.bytes for part in parts),
         )
 
-    def encode_parts(self, lines: Sequence[str | None]) -> Iterator[Encoded]:
-        """The same, a bounded number of characters at a time."""
-        return map(self._encode_part, self._parts(lines))
+    def encode_parts(self, lines: Sequence[str | None], text: str = "") -> Iterator[Encoded]:
+        """The same, a bounded number of characters at a time. `text`: which of several texts that are read by turns goes on."""
+        return map(self._encode_part, self._parts(self._joined(lines, text) if self._joins_lines else lines))
 
-    def _parts(self, lines: Sequence[str | None]) -> Iterator[list[_Piece]]:
+    def _joined(self, lines: Sequence[str | None], text: str) -> Iterator[str | None]:
+        """The lines, and line ends where a document goes on."""
+        for line in lines:
+            if line is not None and text in self._open:
+                yield _LINE_END
+            yield line
+            if line is not None:
+                self._open.add(text)
+            elif self._eos == "document":
+                self._open.discard(text)
+
+    def _parts(self, lines: Iterable[str | None]) -> Iterator[list[_Piece]]:
         """The same lines, a bounded number of characters at a time; long ones are cut where that changes no id."""
         part: list[_Piece] = []
         num_chars = 0
@@ -108,10 +132,12 @@ class LineEncoder:
         yield part
 
     def _pieces(self, line: str) -> Iterator[_Piece]:
-        if len(line) <= _PART_CHARS:
+        if line is _LINE_END:
+            yield _NEXT_LINE
+        elif len(line) <= _PART_CHARS:
             yield _Piece(line, True)
         elif self._may_be_cut(line):
-            texts = cut_at_spaces(line)
+            texts = cut_before_spaces(line) if self._spaces_begin_words else cut_at_spaces(line)
             text = next(texts)
             for following in texts:
                 yield _Piece(text, False)
@@ -127,6 +153,8 @@ class LineEncoder:
 
     def _may_be_cut(self, line: str) -> bool:
         """What `_splits` says, without a list of all words."""
+        if self._spaces_begin_words:
+            return True
         if self._begins_word is None:
             return False
         if self._tokenizer.word_level:
@@ -143,10 +171,14 @@ class LineEncoder:
                     units.append(_EOS_UNIT)
                 document_ends.append(len(units))
                 continue
+            if piece is _NEXT_LINE:
+                # Its byte is counted with the line before it.
+                units.append(_LINE_END)
+                continue
             piece_words = piece.text.split()
             words += len(piece_words)
             # The line end, or the space that the line was cut at.
-            num_bytes += len(piece.text.encode()) + 1
+            num_bytes += len(piece.text.encode()) + (piece.ends_line or not self._spaces_begin_words)
             if self._splits(piece.text, piece_words):
                 units += piece_words
             elif piece.text:
@@ -256,6 +288,15 @@ def cut_at_spaces(line: str) -> Iterator[str]:
     yield line[begin:]
 
 
+def cut_before_spaces(line: str) -> Iterator[str]:
+    """A long line in pieces of bounded length that begin with a single space before a word."""
+    begin = 0
+    while (found := _SINGLE_SPACE.search(line, begin + _UNIT_CHARS)) is not None:
+        yield line[begin : found.start()]
+        begin = found.start()
+    yield line[begin:]
+
+
 def is_word(unit: str) -> bool:
     return SPACE not in unit and unit.split() == [unit]
 
@@ -287,10 +328,24 @@ def words_are_independent(tokenizer: Tokenizer) -> bool:
     )
 
 
+def _spaces_begin_words(definition: dict[str, Any]) -> bool:
+    """Whether the ids of a line are those of its parts, where it is cut before single spaces.
+
+    So it is where the text is split as GPT-2 does, and nowhere joined again.
+    """
+    kind = definition.get("pre_tokenizer") or {}
+    steps = kind.get("pretokenizers", [kind])
+    splits = steps[-1] | {"trim_offsets": True} == _GPT2_SPLIT and all(step == _LINE_SPLIT for step in steps[:-1])
+    return splits and definition.get("normalizer") is None and definition["model"]["type"] == "BPE"
+
+
 def reaches_over_words(token: str) -> bool:
     """Whether a token has the space symbol after another character."""
     return SPACE in token.lstrip(SPACE)
 
+
+_GPT2_SPLIT: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_LINE_SPLIT: Final = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "Isolated", "invert": False}
 
 # A word with the spaces before it, as the backend serialises that split.
 WORD_SPLIT: Final = {

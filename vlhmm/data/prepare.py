@@ -14,9 +14,7 @@ from vlhmm.data.atomic import atomic_folder, atomic_write
 from vlhmm.data.corpus import (
     MANIFEST,
     MANIFEST_VERSION,
-    TEXT_MIN_COUNT,
     Corpus,
-    WordCounter,
     corpus_hash,
     encode_batch,
     eos_rule,
@@ -27,8 +25,9 @@ from vlhmm.data.corpus import (
 from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import SplitBatch, Text, find_text
-from vlhmm.data.tokenizer import Tokenizer, load_tokenizer
+from vlhmm.data.tokenizer import Tokenizer
 from vlhmm.data.tokens import TokenWriter, read_header, token_writer
+from vlhmm.data.vocabulary import Vocabulary
 
 # Batches that may wait between the thread that unpacks and the one that tokenizes.
 _WAITING: Final = 4
@@ -51,12 +50,17 @@ def prepare(
     tokenizer: Tokenizer | StrPath | None,
     out: StrPath,
     *,
+    vocab_size: int | None = None,
+    min_count: int | None = None,
     eos: EosRule | None = None,
     valid: StrPath | None = None,
     test: StrPath | None = None,
 ) -> Corpus:
     """All of `prepare_steps`; the corpus in `out`."""
-    for _ in prepare_steps(inputs, tokenizer, out, eos=eos, valid=valid, test=test):
+    steps = prepare_steps(
+        inputs, tokenizer, out, vocab_size=vocab_size, min_count=min_count, eos=eos, valid=valid, test=test
+    )
+    for _ in steps:
         pass
     return load_prepared(Path(out))
 
@@ -66,6 +70,8 @@ def prepare_steps(
     tokenizer: Tokenizer | StrPath | None,
     out: StrPath,
     *,
+    vocab_size: int | None = None,
+    min_count: int | None = None,
     eos: EosRule | None = None,
     valid: StrPath | None = None,
     test: StrPath | None = None,
@@ -73,7 +79,7 @@ def prepare_steps(
     """Writes text files or folders of them as a corpus into the new folder `out`, a step per batch of text.
 
     Splits, documents and EOS are as in `load_corpus`; `eos` asks for another rule: EOS after every line, every document,
-    or none. Without a tokenizer the words of the training text are counted first. The folder appears under its name when
+    or none. So are `tokenizer`, `vocab_size` and `min_count`; to make a tokenizer the text is read once more. The folder appears under its name when
     all of it is written; a hidden `.NAME.partial-*` beside it is what a killed run leaves, and the next one removes.
     """
     out = Path(out)
@@ -84,17 +90,17 @@ def prepare_steps(
     paths = [Path(inputs)] if isinstance(inputs, str | os.PathLike) else [Path(path) for path in inputs]
     text = find_text(paths, None if valid is None or test is None else (Path(valid), Path(test)))
     size = text.size
+    made = Vocabulary.of(tokenizer, vocab_size, min_count).maker("bpe")
     counted = 0
-    if tokenizer is None:
-        counter = WordCounter()
+    if isinstance(made, Tokenizer):
+        tokenizer = made
+    else:
         with closing(_in_thread(text.batches())) as batches:
             for batch in batches:
-                counter.add(batch)
+                made.add(batch)
                 yield Progress(batch.bytes_read, 2 * size, 0)
-        tokenizer = counter.tokenizer(TEXT_MIN_COUNT)
+        tokenizer = made.tokenizer()
         counted = size
-    elif not isinstance(tokenizer, Tokenizer):
-        tokenizer = load_tokenizer(tokenizer)
     rule = eos or eos_rule(tokenizer)
     encoder = LineEncoder(tokenizer, rule)
     try:

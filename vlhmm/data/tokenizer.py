@@ -17,6 +17,8 @@ from vlhmm.arguments import check_text
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.backend_errors import backend_errors
 from vlhmm.data.json_file import parse_json, read_json_object, read_text
+from vlhmm.data.punctuation import join, separate_punctuation, separates_punctuation
+from vlhmm.data.spelling import why_not_every_text
 
 EOS: Final = "<eos>"
 UNK: Final = "<unk>"
@@ -89,6 +91,7 @@ class Tokenizer:
         hash: SHA-256 of the definition.
         vocab_size: Number of token ids, X.
         word_level: Whether tokens are whole words.
+        separates_punctuation: Whether punctuation marks are words of their own, which decoding joins to the words beside them.
         eos_id: The EOS token, None where there is none.
         unk_id: The token of unknown words, None where there is none.
 
@@ -131,6 +134,7 @@ class Tokenizer:
                 f"{MAX_UNUSED_IDS:,} are unused: its vocabulary is damaged"
             )
         self.word_level: Final[bool] = fields["model"].get("type") == "WordLevel"
+        self.separates_punctuation: Final[bool] = separates_punctuation(fields)
         self.eos_id: Final = self._find_eos(fields.get("post_processor"))
         self.unk_id: Final = self._find_unk(fields["model"])
 
@@ -191,9 +195,32 @@ class Tokenizer:
             raise ValueError(f"{path}: {error}") from error
 
     @property
+    def undrawn_id(self) -> int | None:
+        """The unknown token, which is left out where tokens are drawn; None where there is none, or where it is the EOS too."""
+        return None if self.unk_id == self.eos_id else self.unk_id
+
+    @property
+    def vocabulary(self) -> str:
+        """Number and kind of the tokens, such as '5 words'."""
+        return f"{self.vocab_size:,} {'words' if self.word_level else 'subwords'}"
+
+    @property
     def definition(self) -> str:
         """What `save` writes."""
         return self._definition
+
+    @cached_property
+    def lossy_because(self) -> str | None:
+        """Why some text does not come back from its tokens; None: every text does.
+
+        Bits per byte are defined for tokenizers that spell every text alone: `<unk>` is no code for the bytes it stands for.
+        """
+        return why_not_every_text(json.loads(self._definition), self._ids, self.encode, self.decode)
+
+    @property
+    def spells_every_text(self) -> bool:
+        """Whether `decode(encode(text)) == text` for every text."""
+        return self.lossy_because is None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the `tokenizer.json` atomically.
@@ -283,7 +310,9 @@ class Tokenizer:
                 pieces.append([])
             else:
                 pieces[-1].append(token)
-        return "\n".join(self._decode_piece(piece) for piece in pieces).rstrip("\n")
+        while len(pieces) > 1 and not pieces[-1]:
+            pieces.pop()
+        return "\n".join(self._decode_piece(piece) for piece in pieces)
 
     def token(self, token: SupportsIndex) -> str:
         """Return the name of a token.
@@ -347,8 +376,7 @@ class Tokenizer:
         return hash(self.hash)
 
     def __repr__(self) -> str:
-        kind = "words" if self.word_level else "subwords"
-        return f"Tokenizer({self.vocab_size:,} {kind}, {self.hash[:8]})"
+        return f"Tokenizer({self.vocabulary}, {self.hash[:8]})"
 
     @cached_property
     def _names(self) -> list[str]:
@@ -359,7 +387,8 @@ class Tokenizer:
 
     def _decode_piece(self, ids: list[int]) -> str:
         if self.word_level:
-            return " ".join(self._names[i] for i in ids)
+            names = [self._names[i] for i in ids]
+            return join(names) if self.separates_punctuation else " ".join(names)
         with backend_errors("these ids cannot be decoded: {}; the tokenizer is damaged"):
             return self.backend.decode(ids, skip_special_tokens=False)
 
@@ -394,17 +423,23 @@ def word_tokenizer(
     eos_count: int | None = None,
     min_count: int = 1,
     unk: bool = True,
+    max_words: int | None = None,
+    punctuation: bool = False,
 ) -> Tokenizer:
     """A word-level tokenizer on white space over the words given, or over words with their counts.
 
     Ids go by falling count, ties by the word. `<eos>` is always there, ranked by `eos_count` (last where None).
     Words seen fewer than `min_count` times are left out: they become `<unk>` and lend it their counts. With
-    `unk=False` a text with a word outside the vocabulary is refused, unless `<unk>` is among the words.
+    `unk=False` a text with a word outside the vocabulary is refused, unless `<unk>` is among the words. `max_words`: so many
+    tokens at most, `<unk>` and `<eos>` included. `punctuation`: it is read as words of its own, and joined when decoding.
     """
     counts = Counter(dict(words)) if isinstance(words, Mapping) else Counter(words)
     if not counts:
         raise ValueError("no words to make a vocabulary of (0 given); the training text is empty")
-    rare = [word for word, count in counts.items() if count < min_count and word != UNK]
+    rare = [word for word, count in counts.items() if count < min_count and word not in (UNK, EOS)]
+    if max_words is not None and len(counts) - len(rare) > max_words - 2:
+        frequent = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
+        rare = sorted({*rare, *frequent[max_words - 2 :]})
     if unk or rare:
         counts[UNK] += sum(counts.pop(word) for word in rare)
     if eos_count is not None:
@@ -421,7 +456,10 @@ def word_tokenizer(
         # An unknown token that is not in the vocabulary makes the backend refuse unknown words.
         model = models.WordLevel(vocabulary, unk_token="")
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if punctuation:
+        separate_punctuation(backend)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return Tokenizer.from_backend(backend)
 
 

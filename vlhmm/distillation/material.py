@@ -11,6 +11,7 @@ import torch
 
 from vlhmm.data import Corpus, load_corpus
 from vlhmm.data.corpus import MANIFEST
+from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distillation.decoder import DecoderTraining, TrainedDecoder, decoder_training
 from vlhmm.distillation.lvd import ClusterEvent, LVDPlan, StateClusters, VectorsEvent, VectorTeacher, vector_teacher
 from vlhmm.distillation.lvd.teachers import require_vocabulary, teacher_and_tokenizer
@@ -21,7 +22,7 @@ from vlhmm.hmm import HMM
 from vlhmm.models import Model
 from vlhmm.progress import Note, Progress, result_of
 from vlhmm.training.joint_phase import JointPhase
-from vlhmm.training.plan import training_steps
+from vlhmm.training.plan import kept_tokenizer, training_steps
 from vlhmm.training.presets import Recipe
 from vlhmm.training.trainer import CheckEvent, StepEvent
 
@@ -152,6 +153,7 @@ def read_text(
     teacher_tokens: int | None = None,
     out: Path,
     data_dir: Path | None = None,
+    vocabulary: Vocabulary | None = None,
     device: torch.device | str = "cpu",
 ) -> Material:
     """Read a text, and a teacher whose vectors of it give the first states.
@@ -163,6 +165,7 @@ def read_text(
         teacher_tokens: Tokens of the text that a new teacher is trained on.
         out: The folder of the run, where a new teacher is kept.
         data_dir: The folder that holds ptb/ and wikitext-2/.
+        vocabulary: The tokenizer of text that a new teacher is trained on; None: as in `load_corpus`.
         device: Where the teacher runs.
 
     Returns:
@@ -173,7 +176,14 @@ def read_text(
         KeyboardInterrupt: SIGINT or SIGTERM stopped the training of the teacher.
     """
     steps = reading_text(
-        teacher, text, recipe, teacher_tokens=teacher_tokens, out=out, data_dir=data_dir, device=device
+        teacher,
+        text,
+        recipe,
+        teacher_tokens=teacher_tokens,
+        out=out,
+        data_dir=data_dir,
+        vocabulary=vocabulary,
+        device=device,
     )
     return result_of(steps)
 
@@ -186,6 +196,7 @@ def reading_text(
     teacher_tokens: int | None = None,
     out: Path,
     data_dir: Path | None = None,
+    vocabulary: Vocabulary | None = None,
     device: torch.device | str = "cpu",
 ) -> Generator[Progress | Note, None, Material]:
     """`read_text`, telling how far it is."""
@@ -196,7 +207,12 @@ def reading_text(
     yield Progress(f"reading {text}", 0, None)
     if teacher is None:
         assert teacher_tokens is not None
-        corpus = load_corpus(text, data_dir=data_dir)
+        made = vocabulary or Vocabulary()
+        # A run that goes on reads with the tokenizer that it began with.
+        tokenizer = kept_tokenizer(out, text) if made == Vocabulary() else made.tokenizer
+        corpus = load_corpus(
+            text, data_dir=data_dir, tokenizer=tokenizer, vocab_size=made.vocab_size, min_count=made.min_count
+        )
         # What cannot be trained on needs no teacher.
         training_steps(recipe, corpus)
         vectors = yield from _training_teacher(

@@ -13,6 +13,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts, as_table, expected_counts
 from vlhmm.inference.score import score
+from vlhmm.inference.small import small_queries
 from vlhmm.ops.emission import normalize_over_words
 from vlhmm.support import Support
 from vlhmm.tables import Tables
@@ -40,8 +41,10 @@ def total_counts(tables: Tables, numbered: Iterable[tuple[Sequence[int], Batch]]
     """Expected counts and log p summed over numbered batches; raises where a sequence is impossible."""
     total: Counts | None = None
     log_prob = 0.0
+    small = small_queries(tables)
     for numbers, batch in numbered:
-        counts, token_log_probs = expected_counts(tables, batch)
+        found = None if small is None else small.counts_of(batch)
+        counts, token_log_probs = expected_counts(tables, batch) if found is None else found
         raise_impossible(token_log_probs, 0, torch.tensor(numbers), "em")
         total = counts if total is None else total + counts
         log_prob += float(token_log_probs.double().sum())
@@ -94,9 +97,9 @@ def mixed(new: Tables, old: Tables, rate: float) -> Tables:
 
 def em_steps(tables: Tables, sequences: Sequence[Tensor]) -> Iterator[tuple[Tables, float]]:
     """Full-batch Baum-Welch for ever: the tables after each step, and log p of the sequences before it."""
-    tables = as_table(tables)
+    tables, numbered = as_table(tables), list(batches(sequences))
     while True:
-        counts, log_prob = total_counts(tables, batches(sequences))
+        counts, log_prob = total_counts(tables, numbered)
         tables = maximized(counts, tables)
         yield tables, log_prob
 

@@ -11,7 +11,10 @@ from vlhmm.tables import Tables
 
 
 def model_from_tables(tables: Tables) -> Model:
-    """The scalar model that makes these tables, to rounding; it can be saved, and trained on."""
+    """The scalar model that makes these tables, to rounding; it can be saved, and trained on.
+
+    In the dtype that models are made and loaded in, float32 unless torch has another default.
+    """
     size = tables.log_emission.element_size()
     require_memory(
         size * (tables.num_states**2 + tables.log_emission.numel()),
@@ -23,7 +26,7 @@ def model_from_tables(tables: Tables) -> Model:
         parameterization="scalar", states_per_block=tables.support.states_per_word, transition="table"
     )
     model = Model(settings, tables.support, tables.reset_token, torch.Generator().manual_seed(0))
-    model.to(device=tables.device, dtype=tables.dtype)
+    model.to(tables.device)
     set_tables(model, tables)
     return model
 

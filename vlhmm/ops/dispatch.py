@@ -30,6 +30,20 @@ def unavailable(device: torch.device) -> str | None:
     return None
 
 
+SMALL_DENSE_STATES = 128
+"""Up to here loops over time are faster on a CPU than a matrix product a position."""
+
+
+@cache
+def loops_unavailable(device: torch.device) -> str | None:
+    """Why no loop that numba compiles can serve a device; None: they can."""
+    if device.type != "cpu":
+        return f"the device is {device.type}, not cpu"
+    if find_spec("numba") is None:
+        return "numba is not installed"
+    return None
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The Triton kernels of one operation, and what they need of its operands."""
@@ -114,8 +128,15 @@ class Backend:
 
 def backends(device: torch.device) -> list[Backend]:
     """The backend of every operation on a device, for operands within the limits that are named."""
-    why_not = unavailable(device)
-    found = []
+    why_not, no_loops = unavailable(device), loops_unavailable(device)
+    limits = (
+        f"dense, float32 or float64, states at most {SMALL_DENSE_STATES}, no gradient, belief or window; else torch"
+    )
+    found = [
+        Backend("queries of small HMMs", "torch", no_loops)
+        if no_loops
+        else Backend("queries of small HMMs", "numba", limits)
+    ]
     for kernels in OPERATIONS:
         if why_not is not None:
             found.append(Backend(kernels.operation, "torch", why_not))

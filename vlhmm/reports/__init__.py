@@ -5,9 +5,11 @@ Functions come in pairs: `evaluate_source` computes, `evaluating_source` is the 
 returns the result; `vlhmm.progress` has what they tell.
 """
 
+from vlhmm.reports.comparison import Comparison, compare, comparing
 from vlhmm.reports.corpora import ClusteredWords, PreparedCorpus, cluster_words, clustering_words, preparing_corpus
 from vlhmm.reports.distillation_run import distill_and_report, distillation_run
 from vlhmm.reports.evaluation import HeldOutText, TextEvaluation, evaluate_source, evaluating_source
+from vlhmm.reports.export import ExportedModel, export_run
 from vlhmm.reports.inspection import inspect_source, inspecting_source
 from vlhmm.reports.json_values import as_json
 from vlhmm.reports.model import ModelInformation, model_information
@@ -18,7 +20,9 @@ from vlhmm.training.plan import Plan, forecast, read_plan
 
 __all__ = [
     "ClusteredWords",
+    "Comparison",
     "DistillationResults",
+    "ExportedModel",
     "HeldOutText",
     "ModelInformation",
     "Plan",
@@ -29,10 +33,13 @@ __all__ = [
     "as_json",
     "cluster_words",
     "clustering_words",
+    "compare",
+    "comparing",
     "distill_and_report",
     "distillation_run",
     "evaluate_source",
     "evaluating_source",
+    "export_run",
     "first_tokens",
     "forecast",
     "inspect_source",

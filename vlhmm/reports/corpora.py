@@ -31,15 +31,20 @@ def preparing_corpus(
     tokenizer: str | None,
     out: Path,
     *,
+    vocab_size: int | None = None,
+    min_count: int | None = None,
     eos: EosRule | None = None,
     valid: Path | None = None,
     test: Path | None = None,
 ) -> Generator[Progress, None, PreparedCorpus]:
-    """`vlhmm.data.prepare`, telling how far it is; `tokenizer`: a path, or None for words."""
+    """`vlhmm.data.prepare`, telling how far it is."""
     begun = time.monotonic()
-    for step in prepare_steps(inputs, tokenizer, out, eos=eos, valid=valid, test=test):
+    steps = prepare_steps(
+        inputs, tokenizer, out, vocab_size=vocab_size, min_count=min_count, eos=eos, valid=valid, test=test
+    )
+    for step in steps:
         yield Progress(
-            "tokenizing",
+            "tokenizing" if step.num_tokens else "reading for the vocabulary",
             step.bytes_read,
             step.bytes_total,
             unit="tokens",
@@ -88,7 +93,7 @@ def cluster_words(
         >>> from vlhmm.reports import cluster_words
         >>> from vlhmm.training.presets import BlockSettings
         >>> _ = Path("animals.txt").write_text(50 * "the cat sees a bird\nthe dog sees a fish\n")
-        >>> made = cluster_words(vlhmm.load_corpus("animals.txt"), BlockSettings(num_blocks=4))
+        >>> made = cluster_words(vlhmm.load_corpus("animals.txt", tokenizer="words"), BlockSettings(num_blocks=4))
         >>> made.blocks.num_blocks, str(made.file), made.information > 1
         (4, 'animals-4.blocks.tsv', True)
     """

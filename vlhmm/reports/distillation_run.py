@@ -9,7 +9,8 @@ import torch
 
 from vlhmm.distillation.material import Material, finding_states
 from vlhmm.progress import Note, result_of
-from vlhmm.reports.results import PLAIN, DistillationResults
+from vlhmm.reports.evaluation import HMM_NAME, HeldOutText
+from vlhmm.reports.results import PLAIN, DistillationResults, RunResults
 from vlhmm.reports.training_run import RunEvent, training_run
 from vlhmm.training.plan import Plan
 
@@ -65,6 +66,22 @@ def distill_and_report(
     )
 
 
+def _worse_than_unigram(run: RunResults) -> Generator[Note, None, None]:
+    """A warning where the HMM has learned less than how often each token occurs."""
+    figures = run.figures
+    if isinstance(figures, HeldOutText):
+        hmm, unigram = (figures.perplexity[name]["test"] for name in (HMM_NAME, "unigram"))
+    elif figures is not None:
+        hmm, unigram = figures.held_out.hmm, figures.held_out.unigram
+    else:
+        return
+    if hmm >= unigram:
+        yield Note(
+            f"warning: the HMM, of perplexity {hmm:,.1f}, is no better than a unigram model, {unigram:,.1f}: "
+            "it has seen too little text; draw more tokens (--tokens), or train longer (--set epochs=N)"
+        )
+
+
 def distillation_run(
     material: Material,
     out: str | Path,
@@ -91,6 +108,7 @@ def distillation_run(
         joint=joint,
         samples=material.samples,
     )
+    yield from _worse_than_unigram(run)
     if not compare or run.stopped == "interrupted":
         return DistillationResults(run)
     yield Note("the same without given states:")

@@ -23,6 +23,7 @@ from vlhmm.reports.evaluation import HeldOutText, evaluating_held_out
 from vlhmm.reports.json_values import as_values
 from vlhmm.reports.results import RunResults
 from vlhmm.reports.sources import corpus_label
+from vlhmm.training.checkpoint import TOKENIZER
 from vlhmm.training.em import em_training
 from vlhmm.training.gradient import training
 from vlhmm.training.joint_phase import JointPhase
@@ -77,7 +78,7 @@ def train_and_report(
         >>> _ = Path("animals.txt").write_text(100 * "the cat sees a bird\\nthe dog sees a fish\\n")
         >>> changes = {"num_blocks": "4", "states_per_block": "2", "dim": "4", "batch_size": "2", "window": "8", "epochs": "1"}
         >>> plan = Plan(preset("demo").with_changes(changes), "animals.txt", None)
-        >>> results = train_and_report(plan, vlhmm.load_corpus("animals.txt"), "animals")
+        >>> results = train_and_report(plan, vlhmm.load_corpus("animals.txt", tokenizer="words"), "animals")
         >>> results.stopped, sorted(results.figures.perplexity)
         ('finished', ['HMM', 'Kneser-Ney 5-gram', 'uniform', 'unigram'])
     """
@@ -116,7 +117,7 @@ def training_run(
     with RunFolder(Path(out), resume) as folder:
         blocks = yield from _blocks(plan.recipe, corpus, folder, blocks_file)
         model = plan.recipe.make_model(corpus, blocks).to(device)
-        yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocab_size:,} words")
+        yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocabulary}")
         yield Note(
             f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
             f"{model.num_parameters:,} parameters, on {device}"
@@ -177,7 +178,8 @@ def _with_plan(
     planned = folder.resume and (folder.path / RECIPE).exists()
     for event in events:
         if not planned:
-            # The plan last: a folder that has one has its blocks too.
+            # The plan last: a folder that has one has its blocks and its tokenizer too.
+            corpus.tokenizer.save(folder.path / TOKENIZER)
             counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
             blocks.save(folder.path / BLOCKS, corpus.tokenizer.tokens(), counts)
             plan.save(folder.path)

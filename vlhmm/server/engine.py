@@ -20,7 +20,6 @@ from vlhmm.server.jobs import Job, Piece, Query, Read, Reading, Writing, first_o
 from vlhmm.server.next_tokens import NextTokens
 from vlhmm.server.reading import Reader, answer_of
 from vlhmm.server.writing import Scribe
-from vlhmm.tables import Belief
 
 Answer = TypeVar("Answer")
 
@@ -52,7 +51,7 @@ class Engine:
         self._next = NextTokens(lm.hmm.tables, transition)
         self.opening = lm.opening
         self._reader = Reader(lm.hmm.tables, self._next)
-        self._scribe = Scribe(self._next, self.opening, lm.tokenizer.eos_id)
+        self._scribe = Scribe(self._next, self.opening, lm.tokenizer.eos_id, lm.tokenizer.undrawn_id)
         self._inbox: list[Sequence[Job]] = []
         self._readings: list[list[Reading]] = []
         """One list a request."""

@@ -46,25 +46,13 @@ async def next_tokens(service: Service, asked: Asked) -> dict[str, Any]:
     fields = asked.fields
     texts, lists = await asked.parsed(partial(_texts, service, fields))
     top = fields.integer("top", 10, 1, service.settings.max_top)
-    reads = await service.engine.read(lists)
     service.metrics.read(sum(map(len, lists)))
-    engine, name = service.engine, service.tokenizer.token
 
-    def likely() -> list[NextTokens]:
-        probs = engine.lm.hmm.next_token_probs
-        best = [
-            probs(read.belief if ids else engine.opening)[0].topk(min(top, engine.lm.hmm.num_words))
-            for ids, read in zip(lists, reads, strict=True)
-        ]
-        return [
-            NextTokens(
-                [(name(token), prob) for token, prob in zip(one.indices.tolist(), one.values.tolist(), strict=True)]
-            )
-            for one in best
-        ]
+    def likely(texts: list[str]) -> list[Any]:
+        found = service.lm.next_tokens(texts, top)
+        return [as_json(NextTokens(one), text=text) for text, one in zip(texts, found, strict=True)]
 
-    found = await engine.ask(likely)
-    return _answer(fields, [as_json(one, text=text) for text, one in zip(texts, found, strict=True)])
+    return _answer(fields, await service.engine.ask_each(("next", top), texts, likely))
 
 
 async def posterior(service: Service, asked: Asked) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class Service:
                     constraint,
                     max_tokens,
                     Past.opened(self.lm.hmm.tables, belief),
+                    never=self.tokenizer.undrawn_id,
                     time_limit=self.settings.constraint_seconds,
                     max_bytes=self.settings.max_constraint_bytes,
                 )

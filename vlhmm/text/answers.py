@@ -239,7 +239,7 @@ class Filling:
     gaps: list[str]
     """The text in each gap."""
     log_prob: float
-    """log p(the tokens in the gaps and their number | the rest of the text)."""
+    """log p(the tokens in the gaps and their number | the rest of the text); of words in subwords, log p(the words | the rest)."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,9 @@ class FilledGap:
     lengths: list[tuple[int, float]]
     """Each possible number of tokens with p(number | the rest of the text), most likely first."""
     tokens: list[list[tuple[str, float]]]
-    """For each position the most likely tokens with p(token | the rest), given that every gap has its most likely number of tokens."""
+    """For each position the most likely tokens with p(token | the rest), given that every gap has its most likely number of tokens. Where
+    tokens are parts of words and a gap is a word: one list of likely words with p(word | the rest), summed over all tokens that spell
+    it, given the best words in the gaps before it."""
 
 
 @dataclass(frozen=True)
@@ -271,10 +273,10 @@ class Infilling:
     """
 
     log_prob: float
-    """log p(the known text), summed over what stands in the gaps; all numbers of tokens have the same prior probability."""
+    """log p(the known text), summed over what stands in the gaps; numbers of tokens that are asked for have the same prior probability."""
     gaps: list[FilledGap]
     """What may stand in each gap."""
     best: Filling
-    """The best filling."""
+    """The best filling. Of words in subwords: the best of the likely words of each gap, given those before it."""
     samples: list[Filling]
     """Fillings drawn from their exact distribution."""

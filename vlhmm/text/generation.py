@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from vlhmm.arguments import check_count, check_generator
 from vlhmm.control.generate import BATCH_BYTES, Choice
 from vlhmm.hmm import HMM
 from vlhmm.inference.past import Past
+from vlhmm.inference.predict import without_token
 from vlhmm.inference.sampling import Generators, exponential_noise, require_drawn
 from vlhmm.tables import Belief
 
@@ -87,19 +89,33 @@ def generators_of(generator: Any, num_texts: int, device: torch.device) -> Gener
     return list(generator)
 
 
-def draw_texts(hmm: HMM, past: Past, wanted: Wanted, generators: Generators, eos_id: int | None) -> list[list[int]]:
-    """Continuations of each text of `past`, up to EOS or `max_tokens` tokens; those of one text are side by side."""
+def draw_texts(
+    hmm: HMM, past: Past, wanted: Wanted, generators: Generators, eos_id: int | None, never: int | None
+) -> list[list[int]]:
+    """Continuations of each text of `past`, up to EOS or `max_tokens` tokens; those of one text are side by side.
+
+    Each token is drawn given that it is not `never`.
+    """
     tables = hmm.tables
     per_text = 8 * (tables.num_words + tables.num_states) * tables.log_emission.element_size()
     at_once = max(1, BATCH_BYTES // (wanted.num * per_text))
     texts: list[list[int]] = []
     for first in range(0, past.num, at_once):
         own = generators if len(generators) == 1 else generators[first : first + at_once]
-        texts += _draw_batch(hmm, past.of(slice(first, first + at_once)), wanted, own, eos_id)
+        places = range(first, min(first + at_once, past.num)) if past.num > 1 else None
+        texts += _draw_batch(hmm, past.of(slice(first, first + at_once)), wanted, own, eos_id, never, places)
     return texts
 
 
-def _draw_batch(hmm: HMM, past: Past, wanted: Wanted, generators: Generators, eos_id: int | None) -> list[list[int]]:
+def _draw_batch(
+    hmm: HMM,
+    past: Past,
+    wanted: Wanted,
+    generators: Generators,
+    eos_id: int | None,
+    never: int | None,
+    places: Sequence[int] | None,
+) -> list[list[int]]:
     tables, choice, total = hmm.tables, wanted.choice, past.num * wanted.num
     max_tokens = wanted.max_tokens
     # Copies of the probabilities of all words, which top_p sorts; the belief; the transition tiles of one step, at most
@@ -121,7 +137,10 @@ def _draw_batch(hmm: HMM, past: Past, wanted: Wanted, generators: Generators, eo
     texts: list[list[int]] = [[] for _ in range(total)]
     going = torch.arange(total, device=tables.device)
     for left in range(max_tokens, 0, -1):
-        log_probs = past.ask(lambda rows, belief: hmm.next_token_probs(belief).expand(len(rows), -1)).log()
+        asked = None if places is None else [places[owner[row]] for row in going.tolist()]
+        probs = past.ask(lambda rows, belief: hmm.next_token_probs(belief).expand(len(rows), -1))
+        log_probs = without_token(probs, never, asked).log()
+        del probs
         # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
         noise = exponential_noise(log_probs.new_empty(total, tables.num_words), owner, generators)
         token = (choice.log_weights(log_probs) - noise[going].log()).argmax(-1)

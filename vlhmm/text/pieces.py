@@ -32,9 +32,9 @@ class Gap:
     most: int
 
 
-def split_at_gaps(text: str, default: Gap) -> tuple[list[str], list[Gap]]:
+def split_at_gaps(text: str, default: Gap | None) -> tuple[list[str], list[Gap | None]]:
     """The pieces around the gaps, one more than there are gaps: ___ is `default`, ___{2} two tokens, ___{1,4} one to four."""
-    pieces, gaps, end = list[str](), list[Gap](), 0
+    pieces, gaps, end = list[str](), list[Gap | None](), 0
     for found in _GAP.finditer(text):
         pieces.append(text[end : found.start()])
         gaps.append(default if found[1] is None else _bounds(found[0], found[1]))
@@ -42,7 +42,7 @@ def split_at_gaps(text: str, default: Gap) -> tuple[list[str], list[Gap]]:
     if not gaps:
         raise ValueError("the text has 0 gaps, but at least 1 is needed: write ___ where a token is missing")
     for gap in gaps:
-        if not 1 <= gap.least <= gap.most <= MAX_GAP_TOKENS:
+        if gap is not None and not 1 <= gap.least <= gap.most <= MAX_GAP_TOKENS:
             raise ValueError(
                 f"a gap has between {gap.least} and {gap.most} tokens, but it needs at least 1 and at most {MAX_GAP_TOKENS}, "
                 "the smaller number first"

@@ -11,6 +11,7 @@ import torch
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
 from vlhmm.inference.past import Past
+from vlhmm.inference.predict import likeliest_tokens
 from vlhmm.inference.sampling import StateWords
 from vlhmm.tables import Belief
 from vlhmm.text.answers import BestPath, Explanation, NamedState, Score, TokenPosterior, TokenScore
@@ -148,21 +149,22 @@ class TextQueries:
         known = [bool(text) or opening is not None for text in texts]
         return Past(torch.tensor(known, device=tables.device), Belief(token, log_probs))
 
-    def next_tokens(self, texts: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
-        """The `top` likeliest tokens after each text."""
+    def next_tokens(self, texts: Sequence[str], top: int, never: int | None) -> list[list[tuple[str, float]]]:
+        """The `top` likeliest tokens after each text, given that the next is not `never`."""
         tables = self.hmm.tables
         past = self.past(texts)
         found: list[list[tuple[str, float]]] = []
         at_once = max(
-            1, BATCH_BYTES // ((tables.num_words + tables.num_states) * 3 * tables.log_emission.element_size())
+            1, BATCH_BYTES // ((tables.num_words + tables.num_states) * 5 * tables.log_emission.element_size())
         )
         for first in range(0, len(texts), at_once):
             some = past.of(slice(first, first + at_once))
             probs = some.ask(lambda rows, belief: self.hmm.next_token_probs(belief).expand(len(rows), -1))
-            best = probs.topk(min(top, probs.shape[1]), dim=1)
+            places = range(first, first + some.num) if len(texts) > 1 else None
+            likeliest, tokens = likeliest_tokens(probs, top, never, places)
             found += [
-                list(zip(self._names(tokens), row, strict=True))
-                for tokens, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                list(zip(self._names(ids), row, strict=True))
+                for ids, row in zip(tokens.tolist(), likeliest.tolist(), strict=True)
             ]
         return found
 

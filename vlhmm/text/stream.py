@@ -80,11 +80,12 @@ class TextStream:
         log_probs = self._stream.feed([ids])[0].tolist()
         return [TokenScore(self._tokenizer.token(token), value) for token, value in zip(ids, log_probs, strict=True)]
 
-    def next_tokens(self, top: int = 10) -> list[tuple[str, float]]:
+    def next_tokens(self, top: int = 10, *, unk: bool = False) -> list[tuple[str, float]]:
         """Return the most likely next tokens.
 
         Args:
             top: Number of tokens.
+            unk: Return the unknown token too; without it, probabilities are p(token | text, the token is not unknown).
 
         Returns:
             Tokens with their probabilities, most likely first.
@@ -100,7 +101,7 @@ class TextStream:
             >>> [token for token, prob in stream.next_tokens(2)]
             ['sees', 'hears']
         """
-        best = self._stream.next_tokens(top)
+        best = self._stream.next_tokens(top, without=None if unk else self._tokenizer.undrawn_id)
         names = [self._tokenizer.token(token) for token in best.tokens[0].tolist()]
         return list(zip(names, best.probs[0].tolist(), strict=True))
 

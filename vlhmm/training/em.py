@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from torch import Tensor
 from vlhmm._version import __version__
 from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
-from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.fit import maximized, mixed, total_counts
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts
 from vlhmm.models import Model
 from vlhmm.models.from_tables import set_tables
 from vlhmm.precision import Numerics
+from vlhmm.progress import Progress
 from vlhmm.settings import settings_from
 from vlhmm.tables import Tables
 from vlhmm.training.checkpoint import save_model
@@ -78,7 +79,7 @@ def em_training(
     out: str | Path | RunFolder | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """The passes of Baum-Welch, an event at a time: a step is a batch counted, its loss that of the pass so far; a check ends
     each pass. The last event is `Stopped`."""
     task = BaumWelchTask(model, corpus, settings, path_of(out))
@@ -183,9 +184,9 @@ class BaumWelchTask:
         """Between two passes."""
         return self.step % self.num_batches == 0
 
-    def evaluate(self) -> float:
+    def evaluating(self) -> Generator[Progress, None, float]:
         scorer = HMMScorer(self.model.tables().detach()).quick()
-        perplexity = evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
+        perplexity = (yield from evaluating(scorer, self.corpus.valid, streams=VALID_STREAMS)).perplexity
         self.best.offer(perplexity, self.model.state_dict())
         return perplexity
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from torch import Tensor
 from vlhmm._version import __version__
 from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
-from vlhmm.evaluate import HMMScorer, evaluate
+from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.models import Model
 from vlhmm.precision import float32_products
+from vlhmm.progress import Progress, result_of
 from vlhmm.settings import settings_from
 from vlhmm.training.checkpoint import save_model
 from vlhmm.training.joint_phase import JointPhase, joint_steps
@@ -36,8 +37,8 @@ from vlhmm.training.trainer import (
     divergence_threshold,
     fit,
     loss_interval,
-    run_to_end,
 )
+from vlhmm.training.watching import run_to_end_shown
 
 
 def train(
@@ -49,6 +50,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
+    progress: bool | None = None,
     **changes: Any,
 ) -> Stopped:
     r"""Train `model` by gradient ascent on log p(x), in place.
@@ -65,6 +67,7 @@ def train(
         out: Folder for the model, the training state and the log; `vlhmm.load` reads it. None: nothing is written.
         resume: Continue the run in `out`.
         max_seconds: Stop after that time; None: no limit.
+        progress: Show how far training is, on stderr; None: if that is a terminal, and in a notebook.
         **changes: Settings by name, in place of those of `settings`.
 
     Returns:
@@ -80,7 +83,7 @@ def train(
         >>> verbs = ["sees", "sees", "hears"]
         >>> lines = [f"the {a} {v} a {b}{place}" for a in who for v in verbs for b in what for place in where]
         >>> _ = Path("animals.txt").write_text("\n".join(8 * lines))
-        >>> corpus = vlhmm.load_corpus("animals.txt")
+        >>> corpus = vlhmm.load_corpus("animals.txt", tokenizer="words")
         >>> tokenizer = corpus.tokenizer
         >>> blocks = vlhmm.brown_clusters(corpus.train, 6, vocab_size=tokenizer.vocab_size)
         >>> model = vlhmm.neural_hmm(blocks, states_per_block=8, dim=16, eos_id=tokenizer.eos_id, reset="eos")
@@ -90,7 +93,8 @@ def train(
         ('finished', 1.4)
     """
     settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
-    return run_to_end(training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds))
+    events = training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds)
+    return run_to_end_shown(events, settings.epochs, progress)
 
 
 def training(
@@ -104,7 +108,7 @@ def training(
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
     save_at_end: bool = True,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """The training of an HMM, an event at a time; the last one is `Stopped`.
 
     `joint`: what comes before p(x). `save_seconds`: checks that come sooner after the last save do not save, which takes
@@ -247,27 +251,27 @@ class GradientTask:
         within_epoch = (self.step - 1) % self.steps_per_epoch + 1
         return within_epoch in self.check_steps
 
-    @torch.no_grad()
-    def evaluate(self) -> float:
+    def evaluating(self) -> Generator[Progress, None, float]:
         self._require_sound()
-        with float32_products("highest", self.device):
+        with torch.no_grad(), float32_products("highest", self.device):
             scorer = HMMScorer(self.stepper.averaged.tables().detach()).quick()
-        perplexity = self._perplexity(scorer)
+        # The validation text is read as the training text is.
+        independent = self.settings.window if self.settings.windows == "independent" else 0
+        streams = 1 if independent else VALID_STREAMS
+        scored = yield from evaluating(scorer, self.corpus.valid, streams=streams, independent=independent)
+        perplexity = scored.perplexity
         self.best.offer(perplexity, self.stepper.averaged.state_dict())
         if self.settings.schedule == "plateau":
             self.plateau = self.plateau.after(math.log(perplexity))
         return perplexity
 
-    def _perplexity(self, scorer: HMMScorer) -> float:
-        """Of the validation text, read as the training text is."""
-        if self.settings.windows == "independent":
-            return evaluate(scorer, self.corpus.valid, independent=self.settings.window).perplexity
-        return evaluate(scorer, self.corpus.valid, streams=VALID_STREAMS).perplexity
-
     def finish(self, reason: Reason) -> None:
-        """Leaves the model with its best weights; a run stopped before its first check makes one."""
+        """Leaves the model with its best weights; a run stopped before its first check makes one, unless it was interrupted."""
         if math.isinf(self.best.perplexity):
-            self.evaluate()
+            if reason == "interrupted":
+                self.best.keep(self.stepper.averaged.state_dict())
+            else:
+                result_of(self.evaluating())
             self.save_best()
         self.model.load_state_dict(self.best.weights)
 

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 
 from vlhmm.cluster import Blocks, random_blocks
-from vlhmm.data import Corpus
+from vlhmm.data import Corpus, Tokenizer
 from vlhmm.data.atomic import atomic_write
+from vlhmm.data.corpus import MANIFEST, NAMES
 from vlhmm.data.json_file import read_json_object
 from vlhmm.data.windows import Epoch
 from vlhmm.memory import available_bytes
 from vlhmm.models import Model
 from vlhmm.settings import settings_from
+from vlhmm.training.checkpoint import TOKENIZER
 from vlhmm.training.em import EMSettings, em_steps
 from vlhmm.training.presets import Recipe
 
@@ -69,6 +71,13 @@ def read_plan(folder: Path) -> Plan | None:
         raise ValueError(f"{path} cannot be read ({error}): it was edited or is of another version") from error
 
 
+def kept_tokenizer(folder: Path, source: str) -> Tokenizer | None:
+    """The tokenizer that a run in `folder` made of the text `source`; None where the corpus has its own."""
+    file = folder / TOKENIZER
+    own = source in NAMES or (Path(source) / MANIFEST).is_file()
+    return None if own or not file.is_file() else Tokenizer.load(file)
+
+
 def training_steps(recipe: Recipe, corpus: Corpus) -> int:
     settings = recipe.train
     epoch = Epoch(corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, 0)
@@ -117,7 +126,7 @@ def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: P
         >>> from vlhmm.training.presets import preset
         >>> _ = Path("animals.txt").write_text(50 * "the cat sees a bird\\nthe dog sees a fish\\n")
         >>> recipe = preset("demo").with_changes({"num_blocks": "4", "batch_size": "2", "epochs": "3"})
-        >>> sizes = forecast(Plan(recipe, "animals.txt", None), vlhmm.load_corpus("animals.txt"), torch.device("cpu"))
+        >>> sizes = forecast(Plan(recipe, "animals.txt", None), vlhmm.load_corpus("animals.txt", tokenizer="words"), torch.device("cpu"))
         >>> sizes.num_states == 4 * recipe.model.states_per_block, sizes.tokens
         (True, 540)
     """

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -16,6 +14,8 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from vlhmm.interrupts import StopRequest, stop_signals
+from vlhmm.progress import Progress
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.step import part_of
 
@@ -152,8 +152,10 @@ class Task(Protocol[OwnEvent_co]):
         """Training can go on from the present state; if not, only from an earlier one."""
         ...
 
-    def evaluate(self) -> float:
-        """Validation perplexity, if the weights are sound (else raises `DivergedError`); the best are kept, the schedule moves on."""
+    def evaluating(self) -> Generator[Progress, None, float]:
+        """Validation perplexity, if the weights are sound (else raises `DivergedError`); the best are kept, the schedule moves on.
+
+        Nothing has changed while it still yields: an interrupted check is made anew."""
         ...
 
     def step_record(self, losses: Sequence[float]) -> dict[str, Any] | None:
@@ -197,7 +199,8 @@ def fit(
     """Trains, an event at a time; the last one is the task's closing event.
 
     `folder`: that of `task.out`, where the caller holds it already. `save_seconds`: checks that come sooner after the last save do not save; nor does the end without `save_at_end`. With
-    `max_seconds`, SIGINT or SIGTERM training stops after a step, and goes on from there with `resume`.
+    `max_seconds`, SIGINT or SIGTERM training stops after a step, and goes on from there with `resume`. A signal does not wait for
+    a check either: that is then the first thing to be done after `resume`.
     """
     if resume and task.out is None:
         raise ValueError("resume needs the folder to resume from: give out=")
@@ -211,44 +214,57 @@ def fit(
         if folder is not None:
             stack.enter_context(folder)
         stop_asked = stack.enter_context(stop_signals())
+        unchecked = False
         if folder is not None and resume and (saved := folder.load_state()) is not None:
             task.restore(*saved)
             folder.cut_log(task.step)
             training_begun -= saved[1].get("seconds", 0.0)
+            unchecked = saved[1].get("unchecked", False)
         if task.step == 0:
             yield from task.extra_events()
         saves = _Saves(save_seconds, training_begun)
         loss, losses = math.nan, list[float]()
-        for tokens in task.batches():
-            task.make_step(tokens)
-            check_due = task.check_due()
-            if task.step % task.loss_steps == 0 or task.step == 1 or check_due:
-                loss = task.loss()
-                losses.append(loss)
-            yield StepEvent(task.step, task.num_steps, loss, task.tokens_seen, task.joint)
-
-            # Before a check too: whoever compares the two finds both, however short the training is.
-            if task.step % LOG_STEPS == 0 or check_due:
-                if folder is not None and (record := task.step_record(losses)) is not None:
-                    folder.log(record)
-                losses.clear()
-            if check_due:
-                check, times = _checked(task, training_begun)
-                yield check
-                if folder is not None:
-                    folder.log({"kind": "check", **{name: times[name] for name in task.check_times}, **asdict(check)})
-            yield from task.extra_events()
-
-            if task.finished():
-                if save_at_end:
-                    saves.save(task, folder)
+        batches = task.batches()
+        while True:
+            if unchecked:
+                check_due = True
+            elif (tokens := next(batches, None)) is None:
                 break
+            else:
+                task.make_step(tokens)
+                check_due = task.check_due()
+                if task.step % task.loss_steps == 0 or task.step == 1 or check_due:
+                    loss = task.loss()
+                    losses.append(loss)
+                yield StepEvent(task.step, task.num_steps, loss, task.tokens_seen, task.joint)
+
+                # Before a check too: whoever compares the two finds both, however short the training is.
+                if task.step % LOG_STEPS == 0 or check_due:
+                    if folder is not None and (record := task.step_record(losses)) is not None:
+                        folder.log(record)
+                    losses.clear()
+            if check_due:
+                checked = _checked(task, training_begun, stop_asked)
+                unchecked = checked is None
+                if checked is not None:
+                    check, times = checked
+                    yield check
+                    if folder is not None:
+                        folder.log(
+                            {"kind": "check", **{name: times[name] for name in task.check_times}, **asdict(check)}
+                        )
+            if not unchecked:
+                yield from task.extra_events()
+                if task.finished():
+                    if save_at_end:
+                        saves.save(task, folder)
+                    break
             interrupted = stop_asked.is_set()
             out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
             # The time limit waits for a state to resume from; a signal does not.
             stopping = interrupted or (out_of_time and task.resumable())
             if task.resumable() and (stopping or saves.due(check_due)):
-                saves.save(task, folder)
+                saves.save(task, folder, unchecked=unchecked)
             if stopping:
                 reason = "interrupted" if interrupted else "time"
                 break
@@ -257,10 +273,19 @@ def fit(
         yield task.closing_event(Stopped(reason, task.step, task.num_steps, task.best_perplexity, seconds))
 
 
-def _checked(task: Task[Any], begun: float) -> tuple[CheckEvent, dict[str, float]]:
-    """The validation text is scored; how long training has taken so far, and this alone."""
+def _checked(task: Task[Any], begun: float, stop_asked: StopRequest) -> tuple[CheckEvent, dict[str, float]] | None:
+    """The validation text is scored; how long training has taken so far, and this alone. None: it was interrupted."""
     check_begun, best = time.monotonic(), task.best_perplexity
-    perplexity = task.evaluate()
+    scoring = task.evaluating()
+    while True:
+        try:
+            next(scoring)
+        except StopIteration as stop:
+            perplexity = stop.value
+            break
+        if stop_asked.is_set():
+            scoring.close()
+            return None
     check = CheckEvent(
         task.step, task.num_steps, task.tokens_seen, perplexity, task.best_perplexity, improved=perplexity < best
     )
@@ -268,12 +293,12 @@ def _checked(task: Task[Any], begun: float) -> tuple[CheckEvent, dict[str, float
     return check, {"seconds": round(now - begun, 3), "check_seconds": round(now - check_begun, 3)}
 
 
-def save_run(task: Task[Any], folder: RunFolder, seconds: float = 0.0) -> None:
-    """Everything to go on from, and how many seconds training has taken so far."""
+def save_run(task: Task[Any], folder: RunFolder, seconds: float = 0.0, *, unchecked: bool = False) -> None:
+    """Everything to go on from, and how many seconds training has taken so far; whether the check of the last step is still due."""
     # First: the best weights were sound when they were checked, whatever has become of the present ones.
     task.save_best()
     tensors, values = task.state()
-    folder.save_state(tensors, {**values, "seconds": seconds})
+    folder.save_state(tensors, {**values, "seconds": seconds, **({"unchecked": True} if unchecked else {})})
 
 
 class _Saves:
@@ -287,10 +312,10 @@ class _Saves:
         pause = self._took / SAVING_SHARE if self._took > LONG_SAVE else 0.0
         return time.monotonic() - self._at >= max(self._save_seconds if check_due else SAVE_SECONDS, pause)
 
-    def save(self, task: Task[Any], folder: RunFolder | None) -> None:
+    def save(self, task: Task[Any], folder: RunFolder | None, *, unchecked: bool = False) -> None:
         begun = time.monotonic()
         if folder is not None:
-            save_run(task, folder, begun - self._training_begun)
+            save_run(task, folder, begun - self._training_begun, unchecked=unchecked)
         self._at = time.monotonic()
         self._took = self._at - begun
 
@@ -308,6 +333,10 @@ class Best:
         """Keeps a copy if they are better."""
         if perplexity < self.perplexity:
             self.perplexity, self.weights, self.is_saved = perplexity, _copied(weights), False
+
+    def keep(self, weights: Mapping[str, Tensor]) -> None:
+        """Those of a run that was stopped before it scored any; the first that are scored replace them."""
+        self.weights, self.is_saved = _copied(weights), False
 
     def state(self) -> dict[str, Tensor]:
         return {f"best.{name}": value for name, value in self.weights.items()}
@@ -350,27 +379,6 @@ def check_divergence(loss: float, limit: float, step: int, num_steps: int, kept_
 def loss_interval(device: torch.device) -> int:
     """Steps between two readings of the loss: each of them waits for a GPU to finish its work."""
     return LOG_STEPS if device.type == "cuda" else 1
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM ask the loop to stop after its step; a second one ends it at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def relay(events: Iterable[Any], closing: type[Closing]) -> Generator[Any, None, Closing]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vlhmm.data.windows import Epoch
 from vlhmm.distillation.decoder.folder import load_weights, save_decoder, weights_of
 from vlhmm.distillation.decoder.model import Decoder, decoder_perplexity
 from vlhmm.distillation.decoder.settings import DecoderSettings, DecoderTraining
+from vlhmm.progress import Progress
 from vlhmm.training.schedule import planned_factor
 from vlhmm.training.step import EAGER_STEPS, part_of, pinned, reduce_gradients, restore_optimizer
 from vlhmm.training.trainer import (
@@ -217,8 +218,10 @@ class DecoderTask:
     def resumable(self) -> bool:
         return True
 
-    def evaluate(self) -> float:
+    def evaluating(self) -> Generator[Progress, None, float]:
         self.loss()
+        # Of a few tokens, so in one go.
+        yield from ()
         perplexity = decoder_perplexity(self.decoder, self.corpus.valid, self.training.window, VALID_TOKENS)
         self.best_perplexity = min(perplexity, self.best_perplexity)
         return perplexity

@@ -63,7 +63,7 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
         tables, tokenizer = self._lm.hmm.tables, self._lm.tokenizer
         following = NextTokens(tables, TransitionMatrix(tables))
         self._reader = Reader(tables, following)
-        self._scribe = Scribe(following, self._lm.opening, tokenizer.eos_id)
+        self._scribe = Scribe(following, self._lm.opening, tokenizer.eos_id, tokenizer.undrawn_id)
 
     @property
     def eot_token_id(self) -> int | None:

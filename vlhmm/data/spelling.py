@@ -1,0 +1,55 @@
+"""Whether a tokenizer can spell every text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from tokenizers import pre_tokenizers
+
+# What normalisers drop, change or join: spaces, line ends, compatibility characters, combining marks, case, accents.
+_PROBES: Final = (
+    "",
+    "a",
+    "A",
+    "a b",
+    "a  b ",
+    "\ta",
+    "a\r\nb",
+    "a\nb\n\nc\n",
+    "\u00e9e\u0301",
+    "\uff21\u00bd\ufb01",
+    "\u4e2d\u6587\U0001f469\u200d\U0001f680",
+    "\x00\x7f\u200b\u00a0",
+)
+
+
+def is_byte_level(definition: dict[str, Any]) -> bool:
+    """Whether the tokens of a tokenizer.json are strings of bytes."""
+    return "ByteLevel" in _decoders(definition)
+
+
+def why_not_every_text(
+    definition: dict[str, Any],
+    names: Collection[str],
+    encode: Callable[[str], list[int]],
+    decode: Callable[[list[int]], str],
+) -> str | None:
+    """What keeps a tokenizer from spelling every text; None: nothing."""
+    if definition["model"].get("type") == "WordLevel":
+        return "its tokens are whole words, so that other words cannot be spelled"
+    if is_byte_level(definition):
+        missing = [character for character in pre_tokenizers.ByteLevel.alphabet() if character not in names]
+    elif definition["model"].get("byte_fallback"):
+        missing = [name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in names]
+    else:
+        return "it has no tokens of single bytes for characters that it does not know"
+    if missing:
+        return f"it has no token for {len(missing)} of the 256 bytes"
+    changed = next((text for text in _PROBES if decode(encode(text)) != text), None)
+    return None if changed is None else f"texts do not come back from their tokens unchanged, such as {changed!r}"
+
+
+def _decoders(definition: dict[str, Any]) -> set[str]:
+    decoder = definition.get("decoder") or {}
+    return {step.get("type", "") for step in decoder.get("decoders", [decoder])}

@@ -1,0 +1,380 @@
+"""Loops over time of a dense HMM with few states, compiled by numba for a CPU: forward, backward, max-product, sampling.
+
+Where a matrix product has a few thousand numbers, calls of torch cost more than their arithmetic. Here a sequence is one loop.
+Probabilities are scaled to sum to 1 at each position. A status, the larger the worse, says whether an answer holds:
+
+    OK           it does
+    IMPOSSIBLE   the sequence has probability zero
+    UNDERFLOW    a probability that may matter is too small for its type
+    WRONG        a token or a length is out of range
+
+`tables` of sum-product: p(z); p(y | z) in row z; the smallest number above zero of the second and of the first; p(x | z) in row x
+over the row's largest, the smallest above zero of each row, and the log of each row's largest. `text`: tokens (B, T), lengths (B,), and the token after which
+states begin anew (-1: none). A function serves the sequences `first` to `last` - 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+import numpy as np
+from numba import njit
+
+OK, IMPOSSIBLE, UNDERFLOW, WRONG = 0, 1, 2, 3
+
+
+def decorator(fastmath: bool | set[str]) -> Any:
+    """`njit` with a cache on disk, beside this file or in the user's cache folder; without one where neither can be written."""
+
+    def compile_lazily(function: Any) -> Any:
+        options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:
+            return njit(**options)(function)
+
+    return compile_lazily
+
+
+# Sums may be taken in any order, or no vector instruction could take them; NaN and infinities keep their meaning.
+compiled = decorator({"reassoc", "contract", "nsz"})
+# Where neither occurs.
+compiled_finite = decorator(True)
+# Comparisons of max-product and of draws must come out as they are written.
+compiled_exact = decorator(False)
+
+# Arrays are passed whole, with a row's number: a slice costs as much as a step of eight states. Unsigned numbers have no
+# negative values to wrap around, which would keep loops from vector instructions.
+ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+
+
+@compiled
+@no_type_check
+def move(messages, source, moves, moved):
+    """moved = messages[source] @ moves, four rows at a time: the sums are then read and written a quarter as often."""
+    states = np.uint64(moves.shape[0])
+    whole = states - states % FOUR
+    for y in range(states):
+        moved[y] = 0
+    for z in range(np.uint64(0), whole, FOUR):
+        mass_0, mass_1 = messages[source, z], messages[source, z + ONE]
+        mass_2, mass_3 = messages[source, z + TWO], messages[source, z + THREE]
+        for y in range(states):
+            low = mass_0 * moves[z, y] + mass_1 * moves[z + ONE, y]
+            moved[y] += low + (mass_2 * moves[z + TWO, y] + mass_3 * moves[z + THREE, y])
+    for z in range(whole, states):
+        mass = messages[source, z]
+        for y in range(states):
+            moved[y] += mass * moves[z, y]
+
+
+@compiled_finite
+@no_type_check
+def emit(moved, emissions, token, messages, target):
+    """messages[target] = moved * emissions[token], scaled to sum to 1: the sum, and the smallest entry above zero before."""
+    states = np.uint64(moved.shape[0])
+    zero = moved[0] * 0
+    total, least = zero, zero + 1
+    for z in range(states):
+        value = moved[z] * emissions[token, z]
+        messages[target, z] = value
+        total += value
+    for z in range(states):
+        value = messages[target, z]
+        # The sum of a step is about 1 at most: a zero counts as that.
+        least = min(least, value + (zero + (value == 0)))
+    if total > 0:
+        scale = 1 / total
+        for z in range(states):
+            messages[target, z] *= scale
+    return total, least
+
+
+@compiled_exact
+@no_type_check
+def lost(messages, source, moves, start, begins, emissions, token, target, smallest):
+    """Whether a state that is possible came out below `smallest`; what is possible follows from the zeros alone."""
+    states = moves.shape[0]
+    for y in range(states):
+        if emissions[token, y] > 0 and messages[target, y] < smallest:
+            if begins:
+                if start[y] > 0:
+                    return True
+            else:
+                for z in range(states):
+                    if messages[source, z] > 0 and moves[z, y] > 0:
+                        return True
+    return False
+
+
+@compiled
+@no_type_check
+def filter_sequence(b, tables, text, precise, log_probs, messages, totals):
+    """log p(x_t | x_<t) of sequence b, 0 past its length, messages p(z_t | x_<=t) in rows t % kept, and what they summed to.
+
+    `totals` has room for a number a position, and after that for one a state.
+    """
+    start, moves, least_move, least_start, emissions, least_emission, peaks = tables
+    tokens, lengths, reset = text
+    positions, kept = tokens.shape[1], messages.shape[0]
+    for t in range(positions):
+        log_probs[b, t] = 0
+    length = lengths[b]
+    if length < 1 or length > positions:
+        return WRONG
+    moved = totals[positions:]
+    least = start[0] * 0
+    source = np.uint64(0)
+    target = np.uint64(0)
+    for t in range(length):
+        token = tokens[b, t]
+        if token < 0 or token >= emissions.shape[0]:
+            return WRONG
+        begins = t == 0 or tokens[b, t - 1] == reset
+        if begins:
+            total, smallest = emit(start, emissions, np.uint64(token), messages, target)
+            bound = least_start * least_emission[token]
+        else:
+            move(messages, source, moves, moved)
+            total, smallest = emit(moved, emissions, np.uint64(token), messages, target)
+            bound = least * least_move * least_emission[token]
+        # Every product of possible factors is at least the product of the smallest: most often that settles it.
+        if not bound >= precise:
+            of_message = precise / total if total > 0 else precise
+            if lost(messages, source, moves, start, begins, emissions, token, target, of_message):
+                return UNDERFLOW
+        if total == 0:
+            for ahead in range(t, length):
+                log_probs[b, ahead] = -np.inf
+            return IMPOSSIBLE
+        least = smallest / total
+        totals[t] = total
+        log_probs[b, t] = np.log(total) + peaks[token]
+        source = target
+        target = np.uint64((t + 1) % kept)
+    return OK
+
+
+@compiled
+@no_type_check
+def forward(tables, text, precise, log_probs, status, first, last):
+    """log p(x_t | x_<t), 0 past the length."""
+    start, positions = tables[0], text[0].shape[1]
+    messages = np.empty((2, start.shape[0]), start.dtype)
+    totals = np.empty(positions + start.shape[0], start.dtype)
+    for b in range(first, last):
+        status[b] = filter_sequence(b, tables, text, precise, log_probs, messages, totals)
+
+
+@compiled
+@no_type_check
+def smooth(tables, text, precise, log_probs, probs, start_counts, move_counts, status, first, last):
+    """p(z_t | x), 0 past the length; the counts of start and, where `move_counts` has entries, of moves over `moves` are added up."""
+    start, moves, _, _, emissions, _, _ = tables
+    tokens, lengths, reset = text
+    positions, states = tokens.shape[1], np.uint64(start.shape[0])
+    messages = np.empty((positions, start.shape[0]), start.dtype)
+    totals = np.empty(positions + start.shape[0], start.dtype)
+    # p(x_t, x_t+1, ... | z_t) over the same given the text before in place of z_t; and that times p(x_t+1 | z_t+1).
+    back = np.empty_like(start)
+    ahead = np.empty_like(start)
+    counted = move_counts.shape[0] > 0
+    for b in range(first, last):
+        for t in range(positions):
+            for z in range(states):
+                probs[b, t, z] = 0
+        status[b] = filter_sequence(b, tables, text, precise, log_probs, messages, totals)
+        if status[b] != OK:
+            continue
+        for z in range(states):
+            back[z] = 1
+        for t in range(lengths[b] - 1, -1, -1):
+            for z in range(states):
+                probs[b, t, z] = messages[t, z] * back[z]
+            if t == 0 or tokens[b, t - 1] == reset:
+                for z in range(states):
+                    start_counts[z] += probs[b, t, z]
+                    back[z] = 1
+                continue
+            token, scale = tokens[b, t], 1 / totals[t]
+            for z in range(states):
+                # Of a state that was not reached nothing is asked, and the number could be beyond the type.
+                ahead[z] = emissions[token, z] * back[z] * scale if messages[t, z] > 0 else scale * 0
+            move_back(messages, np.uint64(t - 1), moves, ahead, back)
+            if counted:
+                add_moves(messages, np.uint64(t - 1), ahead, move_counts)
+
+
+@compiled
+@no_type_check
+def move_back(messages, source, moves, ahead, back):
+    """back = moves @ ahead, 0 for states that were not reached; four rows at a time."""
+    states = np.uint64(moves.shape[0])
+    whole = states - states % FOUR
+    zero = ahead[0] * 0
+    for z in range(np.uint64(0), whole, FOUR):
+        sum_0, sum_1, sum_2, sum_3 = zero, zero, zero, zero
+        for y in range(states):
+            value = ahead[y]
+            sum_0 += moves[z, y] * value
+            sum_1 += moves[z + ONE, y] * value
+            sum_2 += moves[z + TWO, y] * value
+            sum_3 += moves[z + THREE, y] * value
+        back[z], back[z + ONE], back[z + TWO], back[z + THREE] = sum_0, sum_1, sum_2, sum_3
+    for z in range(whole, states):
+        total = zero
+        for y in range(states):
+            total += moves[z, y] * ahead[y]
+        back[z] = total
+    for z in range(states):
+        back[z] = back[z] if messages[source, z] > 0 else zero
+
+
+@compiled
+@no_type_check
+def add_moves(messages, source, ahead, move_counts):
+    """move_counts[z, y] += messages[source, z] * ahead[y]."""
+    states = np.uint64(move_counts.shape[0])
+    for z in range(states):
+        mass = messages[source, z]
+        for y in range(states):
+            move_counts[z, y] += mass * ahead[y]
+
+
+@compiled
+@no_type_check
+def add_by_word(probs, text, emission_counts):
+    """emission_counts[x] += the sum of probs[b, t] where token t of sequence b is x."""
+    tokens, lengths, _ = text
+    states = np.uint64(probs.shape[2])
+    for b in range(tokens.shape[0]):
+        for t in range(lengths[b]):
+            token = np.uint64(tokens[b, t])
+            for z in range(states):
+                emission_counts[token, z] += probs[b, t, z]
+
+
+@compiled_exact
+@no_type_check
+def move_best(scores, source, log_moves, target):
+    """scores[target, y] = max over z of scores[source, z] + log_moves[z, y]."""
+    states = np.uint64(log_moves.shape[0])
+    for y in range(states):
+        scores[target, y] = -np.inf
+    for z in range(states):
+        score = scores[source, z]
+        if score > -np.inf:
+            for y in range(states):
+                value = score + log_moves[z, y]
+                scores[target, y] = value if value > scores[target, y] else scores[target, y]
+
+
+@compiled_exact
+@no_type_check
+def first_best(scores, row):
+    """The first index of the largest number of a row."""
+    best = 0
+    for z in range(1, scores.shape[1]):
+        if scores[row, z] > scores[row, best]:
+            best = z
+    return best
+
+
+@compiled_exact
+@no_type_check
+def best_score(b, tables, text, scores):
+    """The scores of each position of sequence b, relative to the best one: whether there is a path, and its log p(x, z)."""
+    log_start, log_moves, _, log_emissions = tables
+    tokens, lengths, reset = text
+    states = np.uint64(log_start.shape[0])
+    length = lengths[b]
+    log_prob = 0.0
+    if length < 1 or length > tokens.shape[1]:
+        return WRONG, log_prob
+    for position in range(length):
+        t = np.uint64(position)
+        token = tokens[b, t]
+        if token < 0 or token >= log_emissions.shape[0]:
+            return WRONG, log_prob
+        if position == 0 or tokens[b, t - ONE] == reset:
+            for y in range(states):
+                scores[t, y] = log_start[y]
+        else:
+            move_best(scores, t - ONE, log_moves, t)
+        for y in range(states):
+            scores[t, y] += log_emissions[token, y]
+        best = scores[t, 0]
+        for y in range(ONE, states):
+            best = scores[t, y] if scores[t, y] > best else best
+        if best == -np.inf:
+            return IMPOSSIBLE, log_prob
+        for y in range(states):
+            scores[t, y] -= best
+        log_prob += best
+    return OK, log_prob
+
+
+@compiled_exact
+@no_type_check
+def best_paths(tables, text, paths, log_probs, status, first, last):
+    """The best path, -1 past the length, and its log p(x, z). Of equal predecessors the first one counts.
+
+    `tables` has the logs of start, moves, moves by target state, and emissions. No predecessors are stored: the one of the state
+    on the path is found again.
+    """
+    log_start, _, log_moves_into, _ = tables
+    tokens, lengths, reset = text
+    states = np.uint64(log_start.shape[0])
+    scores = np.empty((tokens.shape[1], log_start.shape[0]), log_start.dtype)
+    for b in range(first, last):
+        for t in range(tokens.shape[1]):
+            paths[b, t] = -1
+        status[b], log_probs[b] = best_score(b, tables, text, scores)
+        if status[b] != OK:
+            continue
+        here = first_best(scores, lengths[b] - 1)
+        paths[b, lengths[b] - 1] = here
+        for t in range(lengths[b] - 2, -1, -1):
+            if tokens[b, t] == reset:
+                here = first_best(scores, t)
+            else:
+                into, source, best = np.uint64(here), np.uint64(0), scores[t, 0] + log_moves_into[here, 0]
+                for z in range(ONE, states):
+                    value = scores[t, z] + log_moves_into[into, z]
+                    if value > best:
+                        best, source = value, z
+                here = np.int64(source)
+            paths[b, t] = here
+
+
+@compiled_exact
+@no_type_check
+def upper(cumulative, row, share):
+    """The first index of a row of cumulative sums that is above `share` of the whole."""
+    columns = cumulative.shape[1]
+    position = share * cumulative[row, columns - 1]
+    low, high = 0, columns - 1
+    while low < high:
+        middle = (low + high) // 2
+        if cumulative[row, middle] > position:
+            high = middle
+        else:
+            low = middle + 1
+    # Rounding may have led behind the last one that has a probability.
+    while low > 0 and cumulative[row, low] == cumulative[row, low - 1]:
+        low -= 1
+    return low
+
+
+@compiled_exact
+@no_type_check
+def draw(tables, reset, uniforms, states, tokens):
+    """States and tokens by inverse transform sampling; `tables` has the cumulative sums of start (1, Z), moves (Z, Z) and words (Z, X)."""
+    start, moves, words = tables
+    for n in range(states.shape[0]):
+        for t in range(states.shape[1]):
+            if t == 0 or tokens[n, t - 1] == reset:
+                states[n, t] = upper(start, 0, uniforms[n, t, 0])
+            else:
+                states[n, t] = upper(moves, states[n, t - 1], uniforms[n, t, 0])
+            tokens[n, t] = upper(words, states[n, t], uniforms[n, t, 1])
