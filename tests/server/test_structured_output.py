@@ -51,7 +51,7 @@ def test_the_answer_carries_the_exact_probability_of_the_constraint(served: Serv
         nonlocal total
         ended = bool(ids) and ids[-1] == eos
         if ended or len(ids) == limit:
-            total += prob if bird in ids else 0.0
+            total += prob if bird in ids and lm.tokenizer.undrawn_id not in ids else 0.0
             return
         belief = lm.hmm.filter([[*prompt, *ids]], belief=lm.opening).belief
         for token, one in enumerate(lm.hmm.next_token_probs(belief)[0].tolist()):
