@@ -912,8 +912,9 @@ class LanguageModel(Pushable):
             >>> [round(prob, 1) for prob in path]
             [0.6, 0.6, 0.6, 0.6, 0.6, 1.0]
         """
-        tokens = self._encode(text)[0].tolist()
-        self._possible_belief_after(text)
+        check_text("text", text)
+        (tokens,) = self._queries.encode([text])
+        self._possible_past([text])
         return self._controlled.along(constraint, tokens, self._opening, time_limit=time_limit)
 
     @cached_property

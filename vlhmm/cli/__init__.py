@@ -31,6 +31,7 @@ from vlhmm.cli import (
     inspect,
     queries,
     runs,
+    serve,
     show,
     table,
     training,
@@ -85,6 +86,7 @@ for module in (
     inspect,
     explore,
     demo,
+    serve,
     table,
 ):
     module.register(app)
