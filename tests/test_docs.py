@@ -177,7 +177,7 @@ def test_the_notebook_of_a_tutorial_is_that_of_its_page_and_runs(
         monkeypatch.setenv(name, "1")
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(
-        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": "."}}
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": "."}}
     ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     told = "".join(output.get("text", "") for output in outputs)
