@@ -24,6 +24,8 @@ class Progress:
     """How much of that unit this call has done; None: `done`."""
     note: str = ""
     """What else is known at this point."""
+    seconds_left: float | None = None
+    """Until this part ends however far it is; None: there is no time limit."""
 
 
 @dataclass(frozen=True)

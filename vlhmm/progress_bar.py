@@ -46,10 +46,12 @@ def short(count: int | float) -> str:
 
 
 class _Left(ProgressColumn):
-    """The time that is left, in few characters."""
+    """The time that is left, in few characters: that of the rest of the work, or up to the time limit if that comes first."""
 
     def render(self, task: Task) -> Text:
-        left = task.time_remaining
+        end = task.fields["end"]
+        limits = [task.time_remaining, None if end is None else max(0.0, end - time.monotonic())]
+        left = min((limit for limit in limits if limit is not None), default=None)
         if left is None:
             return Text("--:-- left", style="dim")
         minutes, seconds = divmod(round(left), 60)
@@ -70,7 +72,7 @@ def progress_bar(description: str, total: int | None) -> Iterator[ProgressBar]:
         _Left(),
     )
     with Bars(*columns, console=shown, transient=True, disable=not shown.is_terminal, refresh_per_second=4) as progress:
-        yield ProgressBar(progress, progress.add_task(description, total=total, note=""))
+        yield ProgressBar(progress, progress.add_task(description, total=total, note="", end=None))
 
 
 class ProgressBar:
@@ -80,8 +82,17 @@ class ProgressBar:
         self._progress, self._task = progress, task
         self._last_line = time.monotonic()
 
-    def update(self, done: int, total: int | None = None, note: str = "", description: str | None = None) -> None:
-        changes: dict[str, Any] = {"completed": done, "note": note}
+    def update(
+        self,
+        done: int,
+        total: int | None = None,
+        note: str = "",
+        description: str | None = None,
+        seconds_left: float | None = None,
+    ) -> None:
+        """`seconds_left`: until a time limit, whatever is left to do; None: there is none."""
+        end = None if seconds_left is None else time.monotonic() + seconds_left
+        changes: dict[str, Any] = {"completed": done, "note": note, "end": end}
         if total is not None:
             changes["total"] = total
         if description is not None:
@@ -121,11 +132,11 @@ class Steps:
         match event:
             case Note(text):
                 self._shown.line(text)
-            case Progress(what, done, total, unit, amount, note):
+            case Progress(what, done, total, unit, amount, note, seconds_left):
                 if what != self._part:
                     self._part, self._begun = what, time.monotonic()
                 if unit:
                     count = done if amount is None else amount
                     rate = f"{short(count / max(time.monotonic() - self._begun, 1e-9))} {unit}/s"
                     note = f"{note}  {rate}" if note else rate
-                self._shown.update(done, total, note, what)
+                self._shown.update(done, total, note, what, seconds_left)

@@ -35,12 +35,26 @@ def test_distill_leaves_a_model_that_other_commands_read(run: Run, teacher_dir: 
     assert "%" not in first.err
     assert "teacher" in first.out
     assert "unigram" in first.out
+    assert "warning" not in first.err
     again = run("distill", teacher_dir, "--out", "run", "--prompts", prompts, *SMALL, "--json")
     assert again.status == 0, again.err
     figures = again.json["held_out"]
     assert figures["teacher"] < figures["hmm"] < figures["unigram"]
     assert run("score", "run", "the cat sees the dog").status == 0
     assert run("train", "--out", "run", "--resume").status == 0
+
+
+def test_an_hmm_no_better_than_a_unigram_model_is_warned_of(run: Run, teacher_dir: Path) -> None:
+    # Training in name only: the words stay about equally likely.
+    ran = run(
+        "distill", teacher_dir, "--out", "run", *SMALL, "--set", "epochs=1", "--set", "learning_rate=1e-9", "--json"
+    )
+    assert ran.status == 0, ran.err
+    figures = ran.json["held_out"]
+    assert figures["hmm"] > figures["unigram"]
+    (warning,) = [line for line in ran.err.splitlines() if "warning" in line]
+    for part in (f"{figures['hmm']:,.1f}", f"{figures['unigram']:,.1f}", "--tokens", "epochs=N"):
+        assert part in warning
 
 
 def test_samples_serve_several_models(run: Run, teacher_dir: Path, tmp_path: Path) -> None:

@@ -4,9 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import jsonschema
+import numpy as np
 import pytest
 from cli_helpers import Run
 
+import vlhmm
+from vlhmm.cluster import random_blocks
 from vlhmm.lm import LanguageModel
 
 
@@ -89,3 +93,59 @@ def test_time_limit_of_constraints_is_told(run: Run, model_dir: Path) -> None:
     assert "not compiled within 0 s, the time limit" in refused.err
     assert run(*command, "inf").status == 0
     assert "time_limit is -1.0, but must be at least 0" in run(*command, -1).err
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["cat", "dog"]}},
+    "required": ["age", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def spelling_model(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model over byte-level pieces, which spell every text."""
+    tokenizer = vlhmm.load_corpus(text_file).tokenizer
+    blocks = random_blocks(tokenizer.vocab_size, 4, np.random.default_rng(0))
+    folder = tmp_path_factory.mktemp("runs") / "spelling"
+    LanguageModel(vlhmm.neural_hmm(blocks, 3, 4, eos_id=tokenizer.eos_id), tokenizer).save(folder)
+    return folder
+
+
+def test_texts_satisfy_the_schema_of_a_file(run: Run, spelling_model: Path) -> None:
+    Path("schema.json").write_text(json.dumps(SCHEMA))
+    drawn = run("generate", spelling_model, "--json-schema", "schema.json", "--num", 5, "--max-tokens", 60, "--json")
+    assert drawn.status == 0, drawn.err
+    texts = [json.loads(line)["text"] for line in drawn.out.splitlines()]
+    assert len(texts) == 5
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_texts_are_among_the_choices(run: Run, spelling_model: Path) -> None:
+    choices = ["cat", "two dogs", "\u00e9t\u00e9"]
+    asked = [part for choice in choices for part in ("--choice", choice)]
+    drawn = run("generate", spelling_model, *asked, "--num", 30, "--max-tokens", 20, "--seed", 0)
+    assert drawn.status == 0, drawn.err
+    assert len(drawn.out.splitlines()) == 30
+    assert set(drawn.out.splitlines()) <= set(choices)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "schema.json"),
+        (b"{", "the schema is no JSON"),
+        (b"\xff", "UTF-8"),
+        (b'{"type": "animal"}', "no JSON schema"),
+        (b'{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        (b'{"type": "integer", "minimum": 2, "maximum": 1}', "is impossible"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused(
+    run: Run, spelling_model: Path, content: bytes | None, says: str
+) -> None:
+    if content is not None:
+        Path("schema.json").write_bytes(content)
+    assert says in run("generate", spelling_model, "--json-schema", "schema.json").error

@@ -275,6 +275,17 @@ def test_texts_end_where_the_model_itself_stops(teacher_dir: Path) -> None:
     assert teacher_of("tiny", loaded.model, loaded.text_tokenizer).tokenizer.eos_id == 1
 
 
+def test_drawing_tells_the_time_up_to_its_limit(teacher: Teacher, tmp_path: Path) -> None:
+    def left(folder: str, max_seconds: float | None) -> list[float | None]:
+        settings = {"tokens": 1500, "max_tokens": 20, "batch_size": 16, "max_seconds": max_seconds}
+        return [event.seconds_left for event in drawing(teacher, tmp_path / folder, **settings)]  # type: ignore[arg-type]
+
+    limited = left("limited", 3600.0)
+    assert len(limited) > 3
+    assert all(0 < after < before < 3600 for before, after in pairwise(limited))  # type: ignore[operator]
+    assert set(left("free", None)) == {None}
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r'pip install "vlhmm\[llm\]"'):

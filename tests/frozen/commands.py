@@ -161,7 +161,7 @@ LEFT_OUT = frozenset(
         *("seconds", "train_seconds", "sampling_seconds", "seconds_per_epoch"),
         *("training_ms", "regenerating_ms", "cached_ms"),
         # Machines and versions.
-        *("device", "available_bytes", "vlhmm", "python", "torch", "versions", "commit"),
+        *("device", "available_bytes", "num_bytes", "run_bytes", "vlhmm", "python", "torch", "versions", "commit"),
         # Paths, alone or in a command.
         *("command", "folder", "file", "learning_curve"),
     }

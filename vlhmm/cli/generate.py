@@ -154,6 +154,7 @@ def generate(
     Under constraints they are exact samples of p(text | constraints) at temperature 1, and hold at any other.
     """
     from vlhmm import control
+    from vlhmm.data.json_file import read_text
 
     wanted: list[Constraint] = []
     wanted += [control.contains(phrase, ignore_case=ignore_case) for phrase in must_contain or []]
@@ -165,7 +166,7 @@ def generate(
     if regex is not None:
         wanted.append(control.regex(regex))
     if json_schema is not None:
-        wanted.append(control.json_schema(json_schema.read_text(encoding="utf-8")))
+        wanted.append(control.json_schema(read_text(json_schema)))
     if choice:
         wanted.append(control.choice(choice))
     wanted += _range("--words", words, control.words) + _range("--length", length, control.length)

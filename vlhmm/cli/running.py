@@ -25,11 +25,15 @@ def watch_run(
     *,
     tensorboard: bool = False,
     by_same_command: bool = False,
+    max_seconds: float | None = None,
 ) -> Result:
-    """What a run into the folder `out` returns, shown while it happens; with `tensorboard` events are written there too."""
+    """What a run into the folder `out` returns, shown while it happens; with `tensorboard` events are written there too.
+
+    `max_seconds`: the time limit of its training.
+    """
     writer = _TensorBoard(out / "tensorboard") if tensorboard else None
     passes = plan.recipe.train.epochs if plan.em is None else plan.em.iterations
-    shown = shown_events(events, passes)
+    shown = shown_events(events, passes, max_seconds)
     try:
         while True:
             event = next(shown)

@@ -162,7 +162,7 @@ def train(
         max_seconds=max_seconds,
         command=command_line(),
     )
-    results = watch_run(events, plan, out, tensorboard=tensorboard)
+    results = watch_run(events, plan, out, tensorboard=tensorboard, max_seconds=max_seconds)
     status = exit_status(results, out)
     if as_json:
         print_json(results)

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -57,7 +58,15 @@ def text_files(inputs: str | Path | Sequence[str | Path]) -> list[Path]:
             files.append(path)
     if not files:
         raise ValueError("0 text files given; name at least one")
+    # Before any file is read: one that comes last may be the one that cannot be.
+    for path in files:
+        _require_reader(path)
     return files
+
+
+def _require_reader(path: Path) -> None:
+    if path.name.endswith(".parquet") and find_spec("pyarrow") is None:
+        raise ValueError(f'{path} needs the extra for parquet files: pip install "vlhmm[parquet]"')
 
 
 def files_by_split(files: Iterable[Path]) -> dict[Split, list[Path]] | None:
@@ -228,11 +237,10 @@ def _shown_keys(record: dict[str, object]) -> str:
 
 
 def _parquet_batches(path: Path) -> Iterator[Batch]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ValueError(f'{path} needs the extra for parquet files: pip install "vlhmm[parquet]"') from error
+    _require_reader(path)
+    import pyarrow
+    from pyarrow import parquet
+
     size = path.stat().st_size
     try:
         file = parquet.ParquetFile(path, page_checksum_verification=True)

@@ -127,6 +127,7 @@ def drawing_text(
             unit="tokens",
             amount=event.new_tokens,
             note=f"{event.num_tokens:,} tokens",
+            seconds_left=event.seconds_left,
         )
     seconds = time.monotonic() - begun
     if event is not None:

@@ -18,6 +18,7 @@ from vlhmm.data import Corpus, Tokens, load_corpus
 from vlhmm.distillation.lvd import LVDSettings, VectorTeacher, lvd_training, vector_teacher
 from vlhmm.distillation.lvd.vectors import width_of
 from vlhmm.distillation.teachers import Teacher, load_teacher
+from vlhmm.distillation.teachers.model import require_transformers
 from vlhmm.distillation.teachers.samples import (
     HELD_OUT_EVERY,
     SampleEvent,
@@ -191,6 +192,9 @@ def drawing(
 ) -> Iterator[SampleEvent]:
     """Draws the samples, a shard at a time, and leaves them in `folder` as a corpus; fewer than asked for if time is up."""
     device = torch.device(device)
+    if isinstance(teacher, str) and num_sampled(folder) < tokens:
+        # Before anything is written: the folder is claimed first, and the teacher loaded then.
+        require_transformers()
     before = read_settings(folder)
     default = before.batch_size if before is not None else GPU_BATCH if device.type == "cuda" else CPU_BATCH
     settings = SampleSettings(

@@ -94,7 +94,7 @@ def train(
     """
     settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
     events = training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds)
-    return run_to_end_shown(events, settings.epochs, progress)
+    return run_to_end_shown(events, settings.epochs, progress, max_seconds)
 
 
 def training(

@@ -20,10 +20,12 @@ SMOOTHED_STEPS = 20
 """The loss on the bar is a running average over about so many steps."""
 
 
-def shown_events(events: Generator[Any, None, Result], passes: int) -> Generator[Any, None, Result]:
-    """The same events, shown while they are passed on."""
+def shown_events(
+    events: Generator[Any, None, Result], passes: int, max_seconds: float | None = None
+) -> Generator[Any, None, Result]:
+    """The same events, shown while they are passed on. `max_seconds`: the time limit of the training."""
     with closing(events), progress_bar("training", None) as shown:
-        steps, training = Steps(shown, "training"), _Training(shown, passes)
+        steps, training = Steps(shown, "training"), _Training(shown, passes, max_seconds)
         while True:
             try:
                 event = next(events)
@@ -35,17 +37,19 @@ def shown_events(events: Generator[Any, None, Result], passes: int) -> Generator
             yield event
 
 
-def run_to_end_shown(events: Generator[Event, None, None], passes: int, progress: bool | None) -> Stopped:
+def run_to_end_shown(
+    events: Generator[Event, None, None], passes: int, progress: bool | None, max_seconds: float | None = None
+) -> Stopped:
     """`run_to_end`, with a display if `progress` is true; None: where stderr is a terminal, and in a notebook."""
     if not (console(stderr=True).is_terminal if progress is None else progress):
         return run_to_end(events)
     with announced_interrupts():
-        return run_to_end(shown_events(events, passes))
+        return run_to_end(shown_events(events, passes, max_seconds))
 
 
 class _Training:
-    def __init__(self, shown: ProgressBar, passes: int) -> None:
-        self._shown, self._passes = shown, passes
+    def __init__(self, shown: ProgressBar, passes: int, max_seconds: float | None) -> None:
+        self._shown, self._passes, self._max_seconds = shown, passes, max_seconds
         self._loss, self._num_steps = 0.0, 0
         self._first: tuple[float, int] | None = None
 
@@ -64,11 +68,13 @@ class _Training:
         self._loss += (event.loss - self._loss) / min(self._num_steps, SMOOTHED_STEPS)
         now = time.monotonic()
         self._first = self._first or (now, event.tokens)
-        rate = (event.tokens - self._first[1]) / max(now - self._first[0], 1e-9)
+        elapsed = now - self._first[0]
+        rate = (event.tokens - self._first[1]) / max(elapsed, 1e-9)
         epoch = min(self._passes, 1 + (event.step - 1) * self._passes // event.num_steps)
         known = "states given" if event.joint else f"perplexity {math.exp(self._loss):,.1f}"
         note = f"loss {self._loss:.3f}  {known}  {short(rate)} tokens/s"
-        self._shown.update(event.step, event.num_steps, note, f"epoch {epoch}/{self._passes}")
+        left = None if self._max_seconds is None else max(0.0, self._max_seconds - elapsed)
+        self._shown.update(event.step, event.num_steps, note, f"epoch {epoch}/{self._passes}", left)
 
 
 def _check_line(event: CheckEvent) -> Text:

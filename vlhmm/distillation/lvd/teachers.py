@@ -14,7 +14,7 @@ from vlhmm.data import Tokenizer
 from vlhmm.data.json_file import read_json_object
 from vlhmm.distillation.decoder import is_decoder_folder, load_decoder
 from vlhmm.distillation.teachers import Teacher, load_teacher
-from vlhmm.distillation.teachers.model import looks_like_path
+from vlhmm.distillation.teachers.model import looks_like_path, require_transformers
 from vlhmm.training.checkpoint import CONFIG
 
 LEFT_AND_RIGHT = "ForMaskedLM"
@@ -153,10 +153,9 @@ def _is_masked(name: str) -> bool:
     # Files of packages and .gguf are causal; of a name on the hub its configuration tells.
     if Path(name).exists() or "/" not in name or looks_like_path(name):
         return False
-    try:
-        from transformers import AutoConfig
-    except ImportError:
-        raise ValueError('a teacher needs transformers: pip install "vlhmm[llm]"') from None
+    require_transformers()
+    from transformers import AutoConfig
+
     try:
         architectures = AutoConfig.from_pretrained(name).architectures or []
     except (OSError, ValueError) as error:
@@ -165,15 +164,16 @@ def _is_masked(name: str) -> bool:
 
 
 def _load_masked(name: str, device: torch.device) -> tuple[PretrainedTeacher, Tokenizer]:
-    try:
-        from transformers import AutoModelForMaskedLM, AutoTokenizer
-    except ImportError:
-        raise ValueError('a teacher needs transformers: pip install "vlhmm[llm]"') from None
+    require_transformers()
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
     try:
         text_tokenizer: Any = AutoTokenizer.from_pretrained(name)
         model: Any = AutoModelForMaskedLM.from_pretrained(
             name, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32
         )
+    except ImportError as error:
+        raise ValueError(f'{name} needs a package that is missing ({error}): pip install "vlhmm[llm]"') from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{name} cannot be loaded as a masked language model: {error}") from error
     backend = getattr(text_tokenizer, "backend_tokenizer", None)

@@ -105,10 +105,9 @@ def load_teacher(name: str, device: torch.device | str = "cpu", tokenizer: Token
         >>> teacher.tokenizer.decode(teacher.tokenizer.encode("the cat"))
         'the cat'
     """
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise ValueError('a teacher needs transformers: pip install "vlhmm[llm]"') from None
+    require_transformers()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     device = torch.device(device)
     where, options = _find(name)
     try:
@@ -121,6 +120,12 @@ def load_teacher(name: str, device: torch.device | str = "cpu", tokenizer: Token
     except (OSError, ValueError) as error:
         raise ValueError(f"{name} cannot be loaded as a causal language model: {error}") from error
     return teacher_of(name, model.to(device).eval(), text_tokenizer, tokenizer)
+
+
+def require_transformers() -> None:
+    """Refuses a teacher where the package that loads it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError('a teacher needs transformers: pip install "vlhmm[llm]"')
 
 
 def teacher_of(name: str, model: Any, text_tokenizer: Any, tokenizer: Tokenizer | None = None) -> Teacher:

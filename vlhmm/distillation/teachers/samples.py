@@ -67,6 +67,8 @@ class SampleEvent:
     num_samples: int
     new_tokens: int
     """Of this run."""
+    seconds_left: float | None
+    """Until drawing ends whatever is there; None: there is no such limit."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,13 @@ def draw_samples(
                 temperature=settings.temperature,
                 longest_prompt=max(map(len, prompt_ids)),
             )
-            begun = time.monotonic()
-            while drawn < num_tokens and (max_seconds is None or time.monotonic() - begun < max_seconds):
+            end = math.inf if max_seconds is None else time.monotonic() + max_seconds
+            while drawn < num_tokens and time.monotonic() < end:
                 lengths = _draw_shard(folder, number, teacher.device, draw, prompt_ids, settings)
                 number += 1
                 drawn, samples, new = drawn + int(lengths.sum()), samples + len(lengths), new + int(lengths.sum())
-                yield SampleEvent(drawn, samples, new)
+                left = None if max_seconds is None else max(0.0, end - time.monotonic())
+                yield SampleEvent(drawn, samples, new, left)
         _write_corpus(folder, settings)
 
 
