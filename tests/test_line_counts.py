@@ -52,7 +52,9 @@ def test_docstrings_comments_and_blank_lines_are_no_code() -> None:
 
 def test_folders_sum_to_the_whole(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     files = count_files("tools")
-    assert {str(path) for path in files} == {path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py")}
+    assert {str(path) for path in files} == {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "tools").glob("*.py")
+    }
     assert sum(by_folder(files).values(), Count()) == sum(files.values(), Count())
     monkeypatch.setattr("sys.argv", ["count_lines.py", "tools", "--longest", "1"])
     main()
