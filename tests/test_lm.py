@@ -1,6 +1,7 @@
 """Text in, text out: each answer of the language model against the HMM it stands on."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,3 +85,18 @@ def test_bad_requests_are_refused(lm: vlhmm.LanguageModel) -> None:
     other = tiny_corpus(1)
     with pytest.raises(ValueError, match="tokenizer that the model was trained with"):
         vlhmm.LanguageModel(lm.model, other.tokenizer)
+
+
+def test_a_model_saved_in_bf16_is_the_rounded_model_in_half_the_bytes(lm: vlhmm.LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path / "whole")
+    lm.save(tmp_path / "half", dtype=torch.bfloat16)
+    loaded = vlhmm.load(tmp_path / "half")
+    for name, tensor in lm.model.state_dict().items():
+        rounded = tensor.to(torch.bfloat16).to(tensor.dtype) if tensor.dtype == torch.float32 else tensor
+        assert torch.equal(loaded.model.state_dict()[name], rounded), name
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    floats = sum(t.numel() for t in lm.model.state_dict().values() if t.dtype == torch.float32)
+    # The headers, which are no weights, name the types.
+    assert abs(sizes[0] - sizes[1] - 2 * floats) < 200
+    with pytest.raises(ValueError, match=r"dtype is torch\.float16"):
+        lm.save(tmp_path / "other", dtype=torch.float16)

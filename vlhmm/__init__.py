@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from vlhmm.cluster import Blocks, brown_clusters
     from vlhmm.control import (
         Guide,
+        choice,
         contains,
         contains_all,
         contains_any,
         ends_with,
         excludes,
         in_order,
+        json_schema,
         length,
         regex,
         starts_with,
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
     )
     from vlhmm.data import Corpus, Tokenizer, load_corpus
     from vlhmm.distillation.pipeline import Distilled, distill
+    from vlhmm.distillation.teachers import Teacher, load_teacher
+    from vlhmm.explorer.widget import explore
     from vlhmm.hmm import HMM
     from vlhmm.lm import LanguageModel, load
     from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
     from vlhmm.precision import Numerics
     from vlhmm.reports.comparison import Comparison, compare
+    from vlhmm.selection import select_num_states
     from vlhmm.training.gradient import train
     from vlhmm.training.settings import TrainSettings
 
@@ -55,10 +60,12 @@ __all__ = [
     "LanguageModel",
     "Model",
     "Numerics",
+    "Teacher",
     "Tokenizer",
     "TrainSettings",
     "__version__",
     "brown_clusters",
+    "choice",
     "compare",
     "contains",
     "contains_all",
@@ -66,14 +73,18 @@ __all__ = [
     "distill",
     "ends_with",
     "excludes",
+    "explore",
     "in_order",
+    "json_schema",
     "length",
     "linear_hmm",
     "load",
     "load_corpus",
+    "load_teacher",
     "neural_hmm",
     "regex",
     "scalar_hmm",
+    "select_num_states",
     "starts_with",
     "train",
     "words",
@@ -84,12 +95,14 @@ _MODULE_OF = {
     "Blocks": "vlhmm.cluster",
     "brown_clusters": "vlhmm.cluster",
     "Guide": "vlhmm.control",
+    "choice": "vlhmm.control",
     "contains": "vlhmm.control",
     "contains_all": "vlhmm.control",
     "contains_any": "vlhmm.control",
     "ends_with": "vlhmm.control",
     "excludes": "vlhmm.control",
     "in_order": "vlhmm.control",
+    "json_schema": "vlhmm.control",
     "length": "vlhmm.control",
     "regex": "vlhmm.control",
     "starts_with": "vlhmm.control",
@@ -99,6 +112,9 @@ _MODULE_OF = {
     "load_corpus": "vlhmm.data",
     "Distilled": "vlhmm.distillation.pipeline",
     "distill": "vlhmm.distillation.pipeline",
+    "explore": "vlhmm.explorer.widget",
+    "Teacher": "vlhmm.distillation.teachers",
+    "load_teacher": "vlhmm.distillation.teachers",
     "HMM": "vlhmm.hmm",
     "LanguageModel": "vlhmm.lm",
     "load": "vlhmm.lm",
@@ -109,6 +125,7 @@ _MODULE_OF = {
     "Numerics": "vlhmm.precision",
     "Comparison": "vlhmm.reports.comparison",
     "compare": "vlhmm.reports.comparison",
+    "select_num_states": "vlhmm.selection",
     "train": "vlhmm.training.gradient",
     "TrainSettings": "vlhmm.training.settings",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from typing import Any
 
 import numpy as np
@@ -45,16 +46,37 @@ def check_text(name: str, value: Any) -> None:
         ) from None
 
 
-def check_generator(generator: Any, device: torch.device) -> None:
+def check_generator(generator: Any, device: torch.device, name: str = "generator") -> None:
     """Refuses what torch cannot draw with on `device`."""
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):
-        raise ValueError(f"generator is {_shown(generator)}, but a torch.Generator is needed, or None")
+        raise ValueError(f"{name} is {_shown(generator)}, but a torch.Generator is needed, or None")
     if generator.device.type != device.type:
         raise ValueError(
-            f"generator is on {generator.device}, but the model is on {device}: use torch.Generator({device.type!r})"
+            f"{name} is on {generator.device}, but the model is on {device}: use torch.Generator({device.type!r})"
         )
+
+
+def as_generator(seed: Any, generator: Any, device: torch.device) -> torch.Generator | None:
+    """What to draw with on `device`: a number's own generator, the one that is given, or None. `generator`: the older name."""
+    if generator is not None:
+        if seed is not None:
+            raise ValueError(
+                "seed and generator are both given, but generator is the older name of seed: give seed alone"
+            )
+        check_generator(generator, device)
+        warnings.warn("generator= is now seed=, which takes a number as well", DeprecationWarning, stacklevel=3)
+        return generator  # type: ignore[no-any-return]
+    if is_integer(seed):
+        try:
+            return torch.Generator(device).manual_seed(int(seed))
+        except (RuntimeError, ValueError, OverflowError):
+            raise ValueError(f"seed is {seed}, but must be between {-(1 << 63)} and {(1 << 64) - 1}") from None
+    if seed is not None and not isinstance(seed, torch.Generator):
+        raise ValueError(f"seed is {_shown(seed)}, but an integer or a torch.Generator is needed, or None")
+    check_generator(seed, device, "seed")
+    return seed
 
 
 def as_device(device: Any) -> torch.device | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,28 +14,29 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlhmm.arguments import as_device, check_count, check_generator, check_number, is_integer
-from vlhmm.inference import fit, predict, sampling, scan
+from vlhmm.arguments import as_device, as_generator, check_count, check_number, is_integer
+from vlhmm.fitting import FitSettings, as_data, check_fixed, fit_tables, fixed_of, free_parameters, num_parameters
+from vlhmm.inference import predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
+from vlhmm.inference.evidence import NO_TOKEN, after_evidence, before_tokens, evidence_tables, over_all_states
 from vlhmm.inference.gather import Batch
-from vlhmm.inference.infill import Infilled, infill
+from vlhmm.inference.infill import Infilled, infill, without_batch
 from vlhmm.inference.kbest import k_best
 from vlhmm.inference.posterior import Counts, Posterior, expected_counts, posterior
+from vlhmm.inference.predict import emission_probs, transition_probs
 from vlhmm.inference.score import Filtered, filter_states, score
 from vlhmm.inference.small import SmallQueries, small_queries
 from vlhmm.inference.viterbi import Paths, viterbi
-from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import kernels_run
 from vlhmm.precision import Precision
 from vlhmm.records import convert, requires_grad
+from vlhmm.sequences import Given, padded, read, require_per_position
 from vlhmm.stream import Stream
 from vlhmm.support import dense_support
 from vlhmm.tables import Belief, Tables
 from vlhmm.transitions import TableTransition
 from vlhmm.validate import (
-    as_batch,
     as_missing,
-    as_sequences,
     check_belief,
     check_distributions,
     check_dtype,
@@ -51,7 +53,7 @@ MAX_PATHS = 100
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of `HMM.fit`: the fitted HMM and its log-likelihoods.
+    """The result of `HMM.fit`: the fitted HMM, its log-likelihoods and what model selection asks for.
 
     Example:
         >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -60,20 +62,53 @@ class Fit:
         HMM(2 states, 3 words, torch.float32, cpu)
         >>> [round(log_prob, 3) for log_prob in fitted.log_probs]
         [-6.778, -6.044, -6.028]
+        >>> fitted.converged, fitted.num_parameters, round(fitted.aic, 1), round(fitted.bic, 1)
+        (False, 7, 26.0, 24.6)
     """
 
     hmm: HMM
     """The fitted HMM."""
     log_probs: list[float]
     """log p of all sequences in each iteration, before its update (for mini-batches and adam: as seen during the pass)."""
+    log_prob: float
+    """log p of all sequences, and of what was known of their states, under the fitted HMM."""
+    converged: bool
+    """Whether fitting ended because log p rose by less than the tolerance."""
+    num_parameters: int
+    """Free parameters that were fitted: of each distribution its outcomes that are neither 0 nor fixed, less one."""
+    num_tokens: int
+    """Number of tokens in all sequences."""
+    restart_log_probs: tuple[float, ...] = ()
+    """`log_prob` of each restart; the first is that from the parameters of the HMM itself. Empty without restarts."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Fit({self.hmm!r}, log_prob={self.log_prob:.6g}, iterations={len(self.log_probs)}, "
+            f"converged={self.converged}, num_parameters={self.num_parameters:,})"
+        )
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion, 2 num_parameters - 2 log p: smaller is better."""
+        return 2 * self.num_parameters - 2 * self.log_prob
+
+    @property
+    def bic(self) -> float:
+        """The Bayesian criterion, num_parameters log(num_tokens) - 2 log p: smaller is better."""
+        return self.num_parameters * math.log(self.num_tokens) - 2 * self.log_prob
 
 
 class HMM:
     """A hidden Markov model, p(x, z) = p(z_1) p(x_1 | z_1) prod_t p(z_t | z_t-1) p(x_t | z_t), with exact inference.
 
-    `tokens` is always an array (B, T) of token ids. `lengths` (B,) gives the length of each sequence; ids past it are ignored.
-    A `belief` continues a text: it is what `filter` returned for the text before. `window` bounds the memory: long texts are
-    processed in chunks of that many positions. No result depends on it.
+    `tokens` is an array (B, T) of token ids. `lengths` (B,) gives the length of each sequence; ids past it are ignored. A list of
+    sequences of different lengths needs no `lengths`. One sequence (T,) is answered without the batch axis. A `belief` continues a
+    text: it is what `filter` returned for the text before. `window` bounds the memory: long texts are processed in chunks of that
+    many positions. No result depends on it.
+
+    Soft evidence, `log_likelihoods`, takes the place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z), (T, Z) for
+    one sequence, or a list of such. It comes from any emission, a Gaussian or a network; a constant added at a position changes
+    no posterior. Then x_t stands for what was seen at t, and the reset token has no effect.
 
     A dense HMM on a GPU caches its transition in the layout of the kernels, and CUDA graphs for shapes that occur again. The
     graphs share one memory pool, and none takes more than a sixteenth of the GPU's memory.
@@ -151,6 +186,101 @@ class HMM:
         )
         return cls(precise.to(dtype=arrays.dtype))
 
+    @classmethod
+    def random(
+        cls,
+        num_states: int,
+        num_words: int,
+        seed: int | torch.Generator = 0,
+        *,
+        concentration: float = 1.0,
+        reset_token: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        precision: Precision = "highest",
+    ) -> HMM:
+        """Make a dense HMM whose distributions are drawn from a symmetric Dirichlet distribution.
+
+        Args:
+            num_states: Number of states, Z.
+            num_words: Size of the vocabulary, X.
+            seed: A number, or a `torch.Generator` on the CPU.
+            concentration: Of the Dirichlet distribution: 1 draws uniformly, less makes few entries large, more makes all alike.
+            reset_token: After this token the next state is drawn from the start distribution. None: never.
+            dtype: float32 or float64; None: float32.
+            device: Where the tables are stored; None: on the CPU.
+            precision: What matrix products on a GPU read, as in `from_probabilities`.
+
+        Returns:
+            The HMM; the same for the same seed on every device.
+
+        Raises:
+            ValueError: A number is out of range, or the tables do not fit in memory.
+
+        Example:
+            >>> hmm = vlhmm.HMM.random(num_states=3, num_words=5, seed=0)
+            >>> hmm
+            HMM(3 states, 5 words, torch.float32, cpu)
+            >>> torch.allclose(hmm.transition.sum(1), torch.ones(3))
+            True
+        """
+        check_count("num_states", num_states)
+        check_count("num_words", num_words)
+        check_number("concentration", concentration)
+        if seed is None:
+            raise ValueError("seed is None, but an integer or a torch.Generator is needed")
+        drawn = as_generator(seed, None, torch.device("cpu"))
+        start, transition, emission = sampling.dirichlet_tables(num_states, num_words, concentration, drawn)
+        return cls.from_probabilities(
+            start,
+            transition,
+            emission,
+            reset_token=reset_token,
+            dtype=dtype or torch.float32,
+            device=device,
+            precision=precision,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the HMM to one safetensors file, whole or not at all, with a checksum.
+
+        Args:
+            path: The file; one that exists is replaced, and folders are made.
+
+        Example:
+            >>> hmm = vlhmm.HMM.random(num_states=3, num_words=5)
+            >>> hmm.save("hmm.safetensors")
+            >>> torch.equal(vlhmm.HMM.load("hmm.safetensors").start, hmm.start)
+            True
+        """
+        from vlhmm.hmm_file import write_hmm
+
+        write_hmm(path, self.tables)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str | None = None, *, verify: bool | None = None) -> HMM:
+        """Load what `save` wrote.
+
+        Args:
+            path: The file.
+            device: Where the tables are stored; None: on the CPU.
+            verify: Compare the file with its checksum; None: unless the environment variable `VLHMM_VERIFY` is 0.
+
+        Returns:
+            The HMM, bit for bit as it was saved.
+
+        Raises:
+            ValueError: The file is damaged, holds no HMM, or is of a later version.
+
+        Example:
+            >>> vlhmm.HMM.random(num_states=3, num_words=5, seed=1).save("hmm.safetensors")
+            >>> vlhmm.HMM.load("hmm.safetensors")
+            HMM(3 states, 5 words, torch.float32, cpu)
+        """
+        from vlhmm.hmm_file import read_hmm
+
+        return cls(read_hmm(path, verify).to(device=as_device(device)))
+
     def __repr__(self) -> str:
         support = self.tables.support
         groups = f" in {support.num_groups:,} groups" if support.num_groups > 1 else ""
@@ -165,6 +295,26 @@ class HMM:
     def num_words(self) -> int:
         """Size of the vocabulary, X."""
         return self.tables.num_words
+
+    @property
+    def start(self) -> Float[Tensor, " Z"]:
+        """p(z_1)."""
+        return self.tables.log_start.exp()
+
+    @property
+    def transition(self) -> Float[Tensor, "Z Z"]:
+        """p(z' | z) in row z, made anew each time; refused where it does not fit in memory."""
+        return transition_probs(self.tables)
+
+    @property
+    def emission(self) -> Float[Tensor, "Z X"]:
+        """p(x | z) in row z, 0 for words that a state cannot emit, made anew each time; refused where it does not fit in memory."""
+        return emission_probs(self.tables)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of free parameters: of each stored distribution its outcomes that are not 0, less one; of features all."""
+        return num_parameters(self.tables)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> HMM:
         """Return a copy on another device or in another dtype.
@@ -207,19 +357,21 @@ class HMM:
 
     def log_prob(
         self,
-        tokens: Any,
+        tokens: Any = None,
         lengths: Any = None,
         belief: Belief | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
         parallel: bool | None = None,
-    ) -> Float[Tensor, " B"]:
+    ) -> Float[Tensor, " *B"]:
         """Compute log p(x) of each sequence.
 
         Args:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before; then the result is log p(x | the text before).
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
             parallel: Scan over time in parallel, which gives no gradient. None: where it is faster and no gradient is needed.
 
@@ -227,35 +379,38 @@ class HMM:
             log p(x), (B,); -inf where a sequence is impossible. Differentiable in the tables.
 
         Raises:
-            ValueError: A token id or a length is out of range, or `parallel=True` while a table requires a gradient.
+            ValueError: A token id, a log-likelihood or a length is out of range, or `parallel=True` while a table requires a gradient.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
             >>> hmm.log_prob([[0, 1, 2, 2], [2, 0, 0, 0]], lengths=[4, 2])
             tensor([-4.3157, -2.4628])
         """
-        prepared = None if parallel else self._prepared_for(belief, window)
-        if prepared is not None and (log_probs := prepared.log_prob(tokens, lengths)) is not None:
-            return log_probs
-        token_log_probs = self.token_log_probs(tokens, lengths, belief, window=window, parallel=parallel)
+        given = read(tokens, lengths, log_likelihoods)
+        prepared = None if parallel else self._prepared_for(given, belief, window)
+        if prepared is not None and (found := prepared.log_prob(given.tokens, given.lengths)) is not None:
+            return given.shaped(found)
+        token_log_probs = self._token_log_probs(given, belief, window, parallel)
         # A million terms of one sign lose digits in float32.
-        return token_log_probs.double().sum(1).to(token_log_probs.dtype)
+        return given.shaped(token_log_probs.double().sum(1).to(token_log_probs.dtype))
 
     def token_log_probs(
         self,
-        tokens: Any,
+        tokens: Any = None,
         lengths: Any = None,
         belief: Belief | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
         parallel: bool | None = None,
-    ) -> Float[Tensor, "B T"]:
+    ) -> Float[Tensor, "*B T"]:
         """Compute log p(x_t | x_<t) at each position.
 
         Args:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
             parallel: Scan over time in parallel, which gives no gradient. None: where it is faster and no gradient is needed.
 
@@ -263,7 +418,7 @@ class HMM:
             log p(x_t | x_<t), (B, T), 0 past the length. Differentiable in the tables.
 
         Raises:
-            ValueError: A token id or a length is out of range, or `parallel=True` while a table requires a gradient.
+            ValueError: A token id, a log-likelihood or a length is out of range, or `parallel=True` while a table requires a gradient.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -271,22 +426,35 @@ class HMM:
             tensor([[-1.0788, -1.0038, -1.2338, -0.9992],
                     [-1.2040, -1.2588,  0.0000,  0.0000]])
         """
-        prepared = None if parallel else self._prepared_for(belief, window)
-        if prepared is not None and (found := prepared.token_log_probs(tokens, lengths)) is not None:
+        given = read(tokens, lengths, log_likelihoods)
+        return given.shaped(self._token_log_probs(given, belief, window, parallel))
+
+    def _token_log_probs(
+        self, given: Given, belief: Belief | None, window: int | None, parallel: bool | None
+    ) -> Float[Tensor, "B T"]:
+        prepared = None if parallel else self._prepared_for(given, belief, window)
+        if prepared is not None and (found := prepared.token_log_probs(given.tokens, given.lengths)) is not None:
             return found
-        batch = self._batch(tokens, lengths, belief, window)
+        tables, batch, belief = self._asked(given, belief, window)
+        with_gradient = requires_grad(self.tables) or given.requires_grad
         if parallel is None:
-            parallel = not requires_grad(self.tables) and scan.pays(self.tables, *batch.tokens.shape)
+            parallel = not with_gradient and scan.pays(tables, *batch.tokens.shape)
         if parallel:
-            if requires_grad(self.tables):
+            if with_gradient:
                 raise ValueError(
-                    "parallel=True gives no gradient, but a table requires one: use parallel=False, or no_grad"
+                    "parallel=True gives no gradient, but a table or log_likelihoods require one: use parallel=False, or no_grad"
                 )
-            return scan.parallel_token_log_probs(self.tables, batch, belief)
-        return score(self.tables, batch, belief, window=window).token_log_probs
+            return scan.parallel_token_log_probs(tables, batch, belief)
+        return score(tables, batch, belief, window=window).token_log_probs
 
     def filter(
-        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+        self,
+        tokens: Any = None,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        log_likelihoods: Any = None,
+        window: int | None = None,
     ) -> Filtered:
         """Compute p(z_t | x_<=t) over the states that can emit x_t, and the belief after the last token.
 
@@ -294,13 +462,14 @@ class HMM:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What an earlier `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
             Probabilities, states and the belief with which the text can be continued.
 
         Raises:
-            ValueError: A token id or a length is out of range, or the result does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the result does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -311,12 +480,22 @@ class HMM:
             >>> hmm.log_prob([[2, 2]], belief=filtered.belief)  # log p(2, 2 | 0, 1)
             tensor([-2.2330])
         """
-        batch = self._batch(tokens, lengths, belief, window)
-        self._require_per_position(batch, "the filtered probabilities")
-        return filter_states(self.tables, batch, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        tables, batch, belief = self._asked(given, belief, window)
+        require_per_position(tables, batch, "the filtered probabilities")
+        filtered = filter_states(tables, batch, belief, window)
+        if tables is not self.tables:
+            filtered = replace(filtered, belief=after_evidence(filtered.belief))
+        return given.shaped(filtered)
 
     def posterior(
-        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+        self,
+        tokens: Any = None,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        log_likelihoods: Any = None,
+        window: int | None = None,
     ) -> Posterior:
         """Compute p(z_t | x) over the states that can emit x_t (forward-backward).
 
@@ -324,13 +503,14 @@ class HMM:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
             Probabilities and states at each position.
 
         Raises:
-            ValueError: A token id or a length is out of range, or the result does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the result does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -339,15 +519,22 @@ class HMM:
                      [0.6229, 0.3771],
                      [0.2121, 0.7879]]])
         """
-        prepared = self._prepared_for(belief, window)
-        if prepared is not None and (found := prepared.posterior(tokens, lengths)) is not None:
-            return found
-        batch = self._batch(tokens, lengths, belief, window)
-        self._require_per_position(batch, "the posterior")
-        return posterior(self.tables, batch, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        prepared = self._prepared_for(given, belief, window)
+        if prepared is not None and (found := prepared.posterior(given.tokens, given.lengths)) is not None:
+            return given.shaped(found)
+        tables, batch, belief = self._asked(given, belief, window)
+        require_per_position(tables, batch, "the posterior")
+        return given.shaped(posterior(tables, batch, belief, window))
 
     def posterior_entropy(
-        self, tokens: Any, lengths: Any = None, belief: Belief | None = None, *, window: int | None = None
+        self,
+        tokens: Any = None,
+        lengths: Any = None,
+        belief: Belief | None = None,
+        *,
+        log_likelihoods: Any = None,
+        window: int | None = None,
     ) -> PosteriorEntropy:
         """Compute H(z_t | x) at each position and H(z_1, ..., z_T | x) of the whole path.
 
@@ -355,6 +542,7 @@ class HMM:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
             belief: What `filter` returned for the text before.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
@@ -362,7 +550,7 @@ class HMM:
 
         Raises:
             ImpossibleTextError: A sequence has probability zero.
-            ValueError: A token id or a length is out of range, or the posterior does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the posterior does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -372,17 +560,19 @@ class HMM:
             >>> entropy.path
             tensor([1.5079])
         """
-        batch = self._batch(tokens, lengths, belief, window)
-        self._require_per_position(batch, "the posterior")
-        return posterior_entropy(self.tables, batch, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        tables, batch, belief = self._asked(given, belief, window)
+        require_per_position(tables, batch, "the posterior")
+        return given.shaped(posterior_entropy(tables, batch, belief, window))
 
     def viterbi(
         self,
-        tokens: Any,
+        tokens: Any = None,
         lengths: Any = None,
         k: int = 1,
         belief: Belief | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
     ) -> Paths:
         """Find the k state paths z with the largest p(x, z).
@@ -392,6 +582,7 @@ class HMM:
             lengths: Length of each sequence (B,); None: all are T long.
             k: Number of paths, 1 to 100.
             belief: What `filter` returned for the text before. Its last state is summed out; it is no part of a path.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
 
         Returns:
@@ -412,13 +603,14 @@ class HMM:
         """
         if not is_integer(k) or not 1 <= k <= MAX_PATHS:
             raise ValueError(f"k is {k}, but it must be between 1 and {MAX_PATHS} paths")
-        prepared = self._prepared_for(belief, window) if k == 1 else None
-        if prepared is not None and (found := prepared.best_path(tokens, lengths)) is not None:
-            return found
-        batch = self._batch(tokens, lengths, belief, window)
+        given = read(tokens, lengths, log_likelihoods)
+        prepared = self._prepared_for(given, belief, window) if k == 1 else None
+        if prepared is not None and (found := prepared.best_path(given.tokens, given.lengths)) is not None:
+            return given.shaped(found)
+        tables, batch, belief = self._asked(given, belief, window)
         if k == 1:
-            return viterbi(self.tables, batch, belief, window)
-        return k_best(self.tables, batch, k, belief, window)
+            return given.shaped(viterbi(tables, batch, belief, window))
+        return given.shaped(k_best(tables, batch, k, belief, window))
 
     def stream(self, num: int = 1, belief: Belief | None = None) -> Stream:
         """Start texts that are fed a few tokens at a time.
@@ -454,6 +646,7 @@ class HMM:
         *,
         num: int = 1,
         exclude: Sequence[int] = (),
+        seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> Infilled:
         """Compute p(missing tokens | the other tokens): distributions, joint samples and the best filling.
@@ -465,7 +658,8 @@ class HMM:
             belief: What `filter` returned for the text before.
             num: Number of samples of each sequence.
             exclude: Token ids that are never filled in; all results are given that.
-            generator: Random numbers of the samples; None: the global generator of PyTorch.
+            seed: Of the samples: a number, or a `torch.Generator`; None: the global generator of PyTorch.
+            generator: The older name of `seed`.
 
         Returns:
             The distribution of each missing token, `num` joint samples and the best filling of each sequence.
@@ -476,7 +670,7 @@ class HMM:
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-            >>> filled = hmm.infill([[0, 0, 2]], [[False, True, False]], num=5, generator=torch.Generator().manual_seed(0))
+            >>> filled = hmm.infill([[0, 0, 2]], [[False, True, False]], num=5, seed=0)
             >>> filled.probs
             tensor([[0.3214, 0.3553, 0.3233]])
             >>> filled.best
@@ -485,12 +679,15 @@ class HMM:
             torch.Size([1, 5, 3])
         """
         check_count("num", num, at_least=0)
-        check_generator(generator, self.tables.device)
-        batch, gaps = as_missing(tokens, missing, lengths, self.tables)
+        draws = as_generator(seed, generator, self.tables.device)
+        given, mask = read(tokens, lengths), padded("missing", missing, None)[0]
+        batch, gaps = as_missing(given.tokens, mask, given.lengths, self.tables)
         check_belief(belief, batch, self.tables)
-        return infill(self.tables, batch, gaps, num, belief, self._allowed(exclude), generator)
+        belief = None if belief is None else before_tokens(belief, self.tables)
+        filled = infill(self.tables, batch, gaps, num, belief, self._allowed(exclude), draws)
+        return without_batch(filled) if given.single else filled
 
-    def expected_counts(self, tokens: Any, lengths: Any = None) -> Counts:
+    def expected_counts(self, tokens: Any = None, lengths: Any = None, *, log_likelihoods: Any = None) -> Counts:
         """Compute how often each start, transition and emission is used, in expectation over p(z | x).
 
         These are the statistics of the E step of Baum-Welch: the gradient of log p(x) with respect to the log tables.
@@ -498,12 +695,13 @@ class HMM:
         Args:
             tokens: Token ids (B, T).
             lengths: Length of each sequence (B,); None: all are T long.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
 
         Returns:
             The counts, summed over the batch.
 
         Raises:
-            ValueError: A token id or a length is out of range, or the transition table (Z, Z) does not fit in memory.
+            ValueError: A token id, a log-likelihood or a length is out of range, or the transition table (Z, Z) does not fit in memory.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
@@ -514,9 +712,13 @@ class HMM:
             tensor([[0.9681, 0.9234],
                     [0.7175, 1.3911]])
         """
-        if self._prepared is not None and (found := self._prepared.expected_counts(tokens, lengths)) is not None:
+        given = read(tokens, lengths, log_likelihoods)
+        prepared = self._prepared_for(given, None, None)
+        if prepared is not None and (found := prepared.expected_counts(given.tokens, given.lengths)) is not None:
             return found
-        return expected_counts(self.tables, as_batch(tokens, lengths, self.tables))[0]
+        tables, batch, _ = self._asked(given, None, None)
+        counts = expected_counts(tables, batch)[0]
+        return counts if tables is self.tables else replace(counts, emission=counts.emission[:0])
 
     def next_token_probs(self, belief: Belief | None = None) -> Float[Tensor, "B X"]:
         """Compute p(x_t+1 | x_<=t) over the vocabulary.
@@ -538,15 +740,27 @@ class HMM:
             tensor([[0.3471, 0.3618, 0.2912]])
         """
         check_belief(belief, None, self.tables)
+        if belief is not None and bool((belief.token == NO_TOKEN).any()):
+            tables = evidence_tables(self.tables)
+            state_probs = predict.next_state_probs(tables, over_all_states(belief, self.tables))
+            return predict.emitted(self.tables, state_probs)
         return predict.next_token_probs(self.tables, belief)
 
-    def sample(self, num: int, length: int, generator: torch.Generator | None = None) -> sampling.Sample:
+    def sample(
+        self,
+        num: int,
+        length: int,
+        seed: int | torch.Generator | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> sampling.Sample:
         """Draw texts together with their states, (z, x) ~ p(z, x).
 
         Args:
             num: Number of texts, N.
             length: Tokens of each text, T.
-            generator: Random numbers; None: the global generator of PyTorch.
+            seed: A number, or a `torch.Generator`; None: the global generator of PyTorch.
+            generator: The older name of `seed`.
 
         Returns:
             States and tokens, (N, T) each.
@@ -556,7 +770,7 @@ class HMM:
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([1, 0, 0], [[0, 1, 0], [0, 0, 1], [1, 0, 0]], [[1, 0], [1, 0], [0, 1]])
-            >>> drawn = hmm.sample(1, 5, generator=torch.Generator().manual_seed(0))  # this HMM has one text only
+            >>> drawn = hmm.sample(1, 5, seed=0)  # this HMM has one text only
             >>> drawn.tokens
             tensor([[0, 0, 1, 0, 0]])
             >>> drawn.states
@@ -564,47 +778,52 @@ class HMM:
         """
         check_count("num", num)
         check_count("length", length)
-        check_generator(generator, self.tables.device)
+        draws = as_generator(seed, generator, self.tables.device)
         if isinstance(self._prepared, SmallQueries):
-            drawn = self._prepared.sample(num, length, generator)
+            drawn = self._prepared.sample(num, length, draws)
             if drawn is not None:
                 return drawn
-        return sampling.sample(self.tables, num, length, generator)
+        return sampling.sample(self.tables, num, length, draws)
 
     def sample_posterior(
         self,
-        tokens: Any,
-        num: int,
+        tokens: Any = None,
+        num: int = 1,
         lengths: Any = None,
-        generator: torch.Generator | None = None,
+        seed: int | torch.Generator | None = None,
         *,
+        log_likelihoods: Any = None,
         window: int | None = None,
-    ) -> Int[Tensor, "B N T"]:
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "*B N T"]:
         """Draw state paths z ~ p(z | x).
 
         Args:
             tokens: Token ids (B, T).
             num: Number of paths of each sequence, N.
             lengths: Length of each sequence (B,); None: all are T long.
-            generator: Random numbers; None: the global generator of PyTorch.
+            seed: A number, or a `torch.Generator`; None: the global generator of PyTorch.
+            log_likelihoods: In place of tokens: log p(what is seen at t | z) of every state z, (B, T, Z).
             window: Positions processed at a time, to bound memory; None: chosen automatically.
+            generator: The older name of `seed`.
 
         Returns:
             State numbers (B, N, T), -1 past the length.
 
         Raises:
             ImpossibleTextError: A sequence has probability zero.
-            ValueError: A token id or a length is out of range, or `num` is below 1.
+            ValueError: A token id, a log-likelihood or a length is out of range, or `num` is below 1.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-            >>> hmm.sample_posterior([[0, 1, 2, 2]], num=3, generator=torch.Generator().manual_seed(0)).shape
+            >>> hmm.sample_posterior([[0, 1, 2, 2]], num=3, seed=0).shape
             torch.Size([1, 3, 4])
         """
         check_count("num", num)
-        check_generator(generator, self.tables.device)
-        batch = self._batch(tokens, lengths, None, window)
-        return sampling.sample_posterior(self.tables, batch, num, generator, window)
+        draws = as_generator(seed, generator, self.tables.device)
+        given = read(tokens, lengths, log_likelihoods)
+        tables, batch, _ = self._asked(given, None, window)
+        return given.shaped(sampling.sample_posterior(tables, batch, num, draws, window))
 
     def fit(
         self,
@@ -616,6 +835,12 @@ class HMM:
         tolerance: float = 1e-4,
         batch_size: int | None = None,
         learning_rate: float | None = None,
+        states: Any = None,
+        params: str = "ste",
+        fixed: Mapping[str, Any] | None = None,
+        pseudocount: float = 0.0,
+        restarts: int = 0,
+        seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> Fit:
         """Fit an HMM to sequences of token ids, starting from the parameters of this one.
@@ -624,54 +849,56 @@ class HMM:
         gradient ascent on log p(x). Fitting ends after `iterations`, or as soon as log p per token rises by less than `tolerance`.
 
         Args:
-            sequences: A list of sequences of token ids, or an array (B, T).
+            sequences: A list of sequences of token ids, an array (B, T), or one sequence (T,).
             method: "em" or "adam".
             lengths: Length of each sequence (B,), for an array; None: all are T long.
             iterations: Passes over all sequences, at most.
             tolerance: Smallest rise of log p per token, in nats, with which fitting goes on.
             batch_size: Sequences of a mini-batch of `em`; None: one update for each pass.
             learning_rate: The rate of mini-batch `em` (None: 0.1) or of `adam` (None: 0.05).
-            generator: Order of the mini-batches; None: the global generator of PyTorch.
+            states: What is known of the states: shaped as the sequences, -1 where a state is unknown. Then p(x) stands for the
+                probability of the tokens together with the known states.
+            params: What is fitted, as in hmmlearn: letters of s (start), t (transition), e (emission).
+            fixed: Single probabilities that stay exactly as they are: masks by the names start (Z,), transition (Z, Z) and emission
+                (Z, X), True where fixed. The others of a row share what these leave. Probabilities of 0 always stay 0.
+            pseudocount: Added by `em` to each count, so that no probability vanishes: a Dirichlet prior of concentration 1 + this.
+            restarts: Further fits from random parameters, of which, with the first, the one of largest log p is returned.
+            seed: Of mini-batches and restarts: a number, or a `torch.Generator`; None: the global generator of PyTorch.
+            generator: The older name of `seed`.
 
         Returns:
-            The fitted HMM and log p in each iteration. This HMM is unchanged.
+            The fitted HMM, log p in each iteration, and criteria to compare fits by. This HMM is unchanged.
 
         Raises:
             ImpossibleTextError: A sequence has probability zero under the current parameters.
-            ValueError: A token id or a setting is out of range.
+            ValueError: A token id, a state or a setting is out of range, or a known state cannot emit its token.
 
         Example:
             >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
             >>> fitted = hmm.fit([[0, 1, 2, 2], [2, 0]], iterations=20)
             >>> bool(fitted.hmm.log_prob([[0, 1, 2, 2]]) > hmm.log_prob([[0, 1, 2, 2]]))
             True
+            >>> labelled = hmm.fit([[0, 1, 2, 2], [2, 0]], states=[[0, -1, -1, 1], [1, -1]], params="te")
+            >>> torch.equal(labelled.hmm.start, hmm.start)
+            True
         """
-        data = as_sequences(sequences, lengths, self.tables)
-        check_count("iterations", iterations)
-        check_number("tolerance", tolerance)
-        check_generator(generator, torch.device("cpu"))
-        if learning_rate is not None:
-            check_number("learning_rate", learning_rate)
-        if method == "em" and batch_size is None:
-            steps = fit.em_steps(self.tables, data)
-        elif method == "em":
-            check_count("batch_size", batch_size)
-            rate = 0.1 if learning_rate is None else learning_rate
-            if not 0 < rate <= 1:
-                raise ValueError(f"learning_rate is {rate}, but mini-batch Baum-Welch needs one in (0, 1]")
-            steps = fit.minibatch_em_steps(self.tables, data, batch_size or len(data), rate, generator)
-        elif method == "adam":
-            steps = fit.adam_steps(self.tables, data, 0.05 if learning_rate is None else learning_rate)
-        else:
-            raise ValueError(f"method is {method!r}, but it must be 'em' or 'adam'")
-        num_tokens = sum(len(sequence) for sequence in data)
-        tables, log_probs = self.tables, list[float]()
-        for step_tables, log_prob in islice(steps, iterations):
-            tables = step_tables
-            log_probs.append(log_prob)
-            if len(log_probs) > 1 and (log_probs[-1] - log_probs[-2]) / num_tokens < tolerance:
-                break
-        return Fit(HMM(tables, graphs=self._graphs), log_probs)
+        settings = FitSettings(method, iterations, tolerance, batch_size, learning_rate, pseudocount, restarts)
+        settings.check()
+        order = as_generator(seed, generator, torch.device("cpu"))
+        masks = check_fixed(self.tables, params, fixed)
+        data = as_data(sequences, lengths, states, self.tables)
+        restricted = bool(masks) or settings.pseudocount > 0
+        fixed_entries = fixed_of(self.tables, masks)
+        run, of_restarts = fit_tables(self.tables, data, settings, fixed_entries if restricted else None, order)
+        return Fit(
+            HMM(run.tables, graphs=self._graphs),
+            run.log_probs,
+            run.log_prob,
+            run.converged,
+            free_parameters(self.tables, fixed_entries),
+            data.num_tokens,
+            of_restarts,
+        )
 
     def with_reset_token(self, reset_token: int | None) -> HMM:
         """Return the same tables with another reset token.
@@ -710,22 +937,11 @@ class HMM:
             return Replays(self.tables)
         return small_queries(self.tables)
 
-    def _prepared_for(self, belief: Belief | None, window: int | None) -> Replays | SmallQueries | None:
-        """They know neither beliefs nor windows."""
-        return self._prepared if belief is None and window is None else None
+    def _prepared_for(self, given: Given, belief: Belief | None, window: int | None) -> Replays | SmallQueries | None:
+        """They know neither beliefs nor windows nor log-likelihoods."""
+        return self._prepared if given.log_likelihoods is None and belief is None and window is None else None
 
-    def _batch(self, tokens: Any, lengths: Any, belief: Belief | None, window: int | None) -> Batch:
-        batch = as_batch(tokens, lengths, self.tables)
-        check_belief(belief, batch, self.tables)
+    def _asked(self, given: Given, belief: Belief | None, window: int | None) -> tuple[Tables, Batch, Belief | None]:
+        """The tables that answer (other than this HMM's for log-likelihoods), the checked batch and its belief."""
         check_window(window)
-        return batch
-
-    def _require_per_position(self, batch: Batch, what: str) -> None:
-        size, num_positions = batch.tokens.shape
-        states = self.tables.support.states_per_word
-        require_memory(
-            size * num_positions * states * self.tables.log_emission.element_size(),
-            f"{what} of {size} x {num_positions} tokens over {states} states each",
-            "ask for fewer tokens at a time and carry the belief on",
-            self.tables.device,
-        )
+        return given.on(self.tables, belief)

@@ -26,8 +26,9 @@ from vlhmm.models import Model
 from vlhmm.models.from_tables import model_from_tables
 from vlhmm.precision import float32_products
 from vlhmm.tables import Belief
-from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior
+from vlhmm.text.answers import BestPath, Explanation, Infilling, NamedState, Score, TokenPosterior
 from vlhmm.text.batching import Texts, as_texts, one_or_all
+from vlhmm.text.constrained import ConstrainedTexts
 from vlhmm.text.generation import draw_texts, generators_of, wanted_texts
 from vlhmm.text.infilling import infill_text
 from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
@@ -40,7 +41,7 @@ UNKNOWN_TOKENS = 2
 """Before the EOS after which a text begins. With one fewer, states that are never visited still count; more change little."""
 
 
-class LanguageModel(Pushable):
+class LanguageModel(Pushable, ConstrainedTexts):
     """A tokenizer and an HMM over its tokens: text in, text out.
 
     A text begins as a line does in training: after an EOS if the model carries its states over EOS, with tokens before it that
@@ -116,15 +117,24 @@ class LanguageModel(Pushable):
                 raise
             raise FolderError(f"{self._folder / MODEL} holds no HMM: {error}") from None
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that it was loaded from; None: it was not."""
+        return self._folder
+
     @cached_property
     def _queries(self) -> TextQueries:
         return TextQueries(self.hmm, self.tokenizer, self._opening)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write model, tokenizer and `about` to a folder, which `vlhmm.load` reads.
 
         Args:
             folder: The folder. It is made if it does not exist; a model that it holds is replaced.
+            dtype: torch.bfloat16 halves the file, and rounds the weights to 8 bits of mantissa; None: the weights as they are.
+
+        Raises:
+            ValueError: `dtype` is another one.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
@@ -132,7 +142,17 @@ class LanguageModel(Pushable):
             >>> vlhmm.load("copy").score("the cat") == lm.score("the cat")
             True
         """
-        save_model(Path(folder), self.model, self.tokenizer, self.about)
+        if dtype not in (None, torch.bfloat16):
+            raise ValueError(
+                f"dtype is {dtype}, but must be torch.bfloat16 or None, which keeps the weights as they are"
+            )
+        weights = self.model.state_dict()
+        if dtype is not None:
+            # Tables of integers, and numbers that the support is read from, stay.
+            weights = {
+                name: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()
+            }
+        save_model(Path(folder), self.model, self.tokenizer, self.about, weights)
 
     @classmethod
     def from_pretrained(
@@ -742,131 +762,6 @@ class LanguageModel(Pushable):
             return [texts[first : first + wanted.num] for first in range(0, len(texts), wanted.num)]
 
         return one_or_all("prompt", prompt, answer)
-
-    @overload
-    def best_text(
-        self,
-        prompt: str = "",
-        *,
-        max_tokens: int = 50,
-        constraint: Constraint | Automaton | None = None,
-        unk: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> BestText: ...
-
-    @overload
-    def best_text(
-        self,
-        prompt: Texts,
-        *,
-        max_tokens: int = 50,
-        constraint: Constraint | Automaton | None = None,
-        unk: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> list[BestText]: ...
-
-    def best_text(
-        self,
-        prompt: str | Texts = "",
-        *,
-        max_tokens: int = 50,
-        constraint: Constraint | Automaton | None = None,
-        unk: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> BestText | list[BestText]:
-        """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
-
-        Args:
-            prompt: Where the text begins, or a list of such prompts.
-            max_tokens: New tokens, at most; a text ends at EOS or there.
-            constraint: What the new tokens must satisfy; None: nothing.
-            unk: Let the unknown token be in the text too.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
-
-        Returns:
-            The text, prompt included, and its log p(x, z); for a list of prompts a list.
-
-        Raises:
-            ImpossibleConstraintError: No continuation satisfies the constraint.
-            ImpossibleTextError: The prompt has probability zero.
-            ValueError: `max_tokens` is below 1.
-
-        Example:
-            >>> lm = vlhmm.load("demo-model")
-            >>> lm.best_text("the dog", max_tokens=10, constraint=vlhmm.contains("garden")).text
-            'the dog sees a bird in the garden'
-        """
-        check_count("max_tokens", max_tokens)
-
-        def answer(prompts: list[str]) -> list[BestText]:
-            past = self._possible_past(prompts)
-            never = self._never(unk)
-            best = self._controlled.best(constraint, max_tokens, past, never=never, time_limit=time_limit)
-            texts = self._continued(prompts, [found.tokens for found in best])
-            return [BestText(text, found.log_prob) for text, found in zip(texts, best, strict=True)]
-
-        return one_or_all("prompt", prompt, answer)
-
-    @overload
-    def constraint_probability(
-        self,
-        prefix: str,
-        constraint: Constraint | Automaton,
-        length: int,
-        *,
-        until_eos: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> float: ...
-
-    @overload
-    def constraint_probability(
-        self,
-        prefix: Texts,
-        constraint: Constraint | Automaton,
-        length: int,
-        *,
-        until_eos: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> list[float]: ...
-
-    def constraint_probability(
-        self,
-        prefix: str | Texts,
-        constraint: Constraint | Automaton,
-        length: int,
-        *,
-        until_eos: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> float | list[float]:
-        """Compute P(the next `length` tokens after `prefix` satisfy the constraint).
-
-        Args:
-            prefix: The text before, or a list of such texts.
-            constraint: The constraint, on the tokens after `prefix`.
-            length: Number of tokens.
-            until_eos: Compute P(EOS comes within `length` tokens, and the tokens before it satisfy the constraint) instead. Without
-                it EOS is none of the tokens.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
-
-        Returns:
-            The probability; for a list of texts a list.
-
-        Raises:
-            ImpossibleTextError: `prefix` has probability zero.
-            ValueError: `length` is below 1, or `until_eos` while the tokenizer has no EOS.
-
-        Example:
-            >>> lm = vlhmm.load("demo-model")
-            >>> round(lm.constraint_probability("the cat sees", vlhmm.contains("fish"), length=2), 1)
-            0.4
-        """
-        check_count("length", length)
-
-        def answer(prefixes: list[str]) -> list[float]:
-            past = self._possible_past(prefixes)
-            return self._controlled.probability(constraint, length, past, until_eos=until_eos, time_limit=time_limit)
-
-        return one_or_all("prefix", prefix, answer)
 
     @cached_property
     def _controlled(self) -> ControlledHMM:

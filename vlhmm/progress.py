@@ -50,3 +50,11 @@ def result_of(steps: Generator[Any, None, Result]) -> Result:
         except StopIteration as stop:
             result: Result = stop.value
             return result
+
+
+def duration(seconds: float) -> str:
+    """In words: 12.3 s, 4 min 05 s, 1 h 49 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"

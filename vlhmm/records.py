@@ -45,3 +45,29 @@ def named_values(record: Any) -> dict[str, Any]:
 def named_tensors(record: Any) -> dict[str, Tensor]:
     """The tensors among them."""
     return {name: value for name, value in named_values(record).items() if isinstance(value, Tensor)}
+
+
+SHOWN_ELEMENTS = 16
+"""Of a tensor whose numbers are shown."""
+
+
+def shown(record: Any) -> str:
+    """The `__repr__` of a record of tensors, on one line: small ones by their numbers, others by type and shape."""
+    parts = ", ".join(f"{name}={_shown(value)}" for name, value in named_values(record).items())
+    return f"{type(record).__name__}({parts})"
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    where = "" if value.device.type == "cpu" else f" on {value.device}"
+    if 0 < value.numel() <= SHOWN_ELEMENTS and value.device.type != "meta":
+        return f"{_numbers(value.detach().tolist())}{where}"
+    return f"<{dtype} {tuple(value.shape)}{where}>"
+
+
+def _numbers(values: Any) -> str:
+    if isinstance(values, list):
+        return f"[{', '.join(map(_numbers, values))}]"
+    return f"{values:.4g}" if isinstance(values, float) else str(values)

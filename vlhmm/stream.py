@@ -12,10 +12,13 @@ from torch import Tensor
 
 from vlhmm.arguments import check_count
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.evidence import before_tokens
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.predict import likeliest_tokens, next_token_probs
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
+from vlhmm.records import shown
+from vlhmm.sequences import padded
 from vlhmm.tables import Belief, Tables
 from vlhmm.validate import as_batch, as_integers, check_belief
 
@@ -37,6 +40,8 @@ class NextTokens:
     """Token ids, most likely first."""
     probs: Float[Tensor, "N top"]
     """p(token | everything fed to the stream)."""
+
+    __repr__ = shown
 
 
 class Stream:
@@ -64,6 +69,8 @@ class Stream:
     def __init__(self, tables: Tables, num: int = 1, belief: Belief | None = None) -> None:
         check_count("num", num)
         check_belief(belief, None, tables)
+        if belief is not None:
+            belief = before_tokens(belief, tables)
         if belief is not None and belief.token.shape[0] == 1:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
         if belief is not None and belief.token.shape[0] != num:
@@ -86,6 +93,12 @@ class Stream:
         self._log_prob = torch.zeros(num, dtype=torch.float64, device=tables.device)
         self._num_tokens = torch.zeros(num, dtype=torch.int64, device=tables.device)
 
+    def __repr__(self) -> str:
+        fed = f"{int(self._num_tokens.sum()):,} tokens fed"
+        return (
+            f"Stream({self.num:,} texts, {fed}, {self._tables.num_states:,} states, {self._tables.num_words:,} words)"
+        )
+
     @property
     def num(self) -> int:
         """Number of streams, N."""
@@ -106,7 +119,7 @@ class Stream:
         """Feed tokens and return log p(token | everything fed before).
 
         Args:
-            tokens: Token ids (N, T), or (T,) for a single stream.
+            tokens: Token ids (N, T), (T,) for a single stream, or a list of sequences of different lengths, also of none.
             lengths: How many tokens of its row each stream reads (N,); 0: none. None: all T.
 
         Returns:
@@ -124,9 +137,13 @@ class Stream:
             >>> stream.num_tokens
             tensor([2, 1])
         """
-        ids = as_integers(tokens, "tokens", self._tables.device)
-        if self.num == 1 and ids.ndim == 1:
-            ids = ids[None]
+        rows, own_lengths, single = padded("tokens", tokens, None, empty=True)
+        if own_lengths is not None and lengths is not None:
+            raise ValueError(
+                "lengths is given, but tokens is a list of sequences of different lengths: leave lengths out"
+            )
+        lengths = own_lengths if lengths is None else lengths
+        ids = as_integers(tokens if single and self.num > 1 else rows, "tokens", self._tables.device)
         if ids.ndim == 2 and ids.shape[0] != self.num:
             raise ValueError(f"tokens has {ids.shape[0]} rows, but there are {self.num} streams: give each a row")
         if lengths is None:

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vlhmm.records import shown
+
 
 @dataclass(frozen=True)
 class Support:
@@ -37,6 +39,8 @@ class Support:
     """Number of states, Z."""
     partition: bool
     """Every state is in exactly one group, and group g has the states g K, ..., g K + K - 1."""
+
+    __repr__ = shown
 
     @property
     def num_words(self) -> int:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.precision import Precision
-from vlhmm.records import convert, mapped
+from vlhmm.records import convert, mapped, shown
 from vlhmm.support import Support, blocked_support, cloned_support, dense_support, uniform_support
 from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
 
@@ -61,6 +61,8 @@ class Tables:
     """What matrix products on a GPU read: bf16, tf32 or highest (float32). A CPU computes in the dtype of the tables.
     `with_precision` changes it.
     """
+
+    __repr__ = shown
 
     @property
     def num_states(self) -> int:
@@ -194,6 +196,8 @@ class WindowTables:
     precision: Precision = "highest"
     """What matrix products on a GPU read, as of `Tables`."""
 
+    __repr__ = shown
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the tables."""
@@ -226,6 +230,8 @@ class Belief:
     """The last token x_t of each sequence."""
     log_probs: Float[Tensor, "B K"]
     """log p(z_t | x_<=t); all -inf where the text before has probability zero."""
+
+    __repr__ = shown
 
     def of(self, sequences: Int[Tensor, " R"] | list[int] | slice) -> Belief:
         """Select the belief of some sequences.

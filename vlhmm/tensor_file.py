@@ -150,7 +150,10 @@ def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 
 def require_tensors(path: Path, found: TensorHeader, needed: Mapping[str, Tensor]) -> None:
-    """Refuses a file that has not exactly the tensors `needed`, each in its shape and type; nothing is cast."""
+    """Refuses a file that has not exactly the tensors `needed`, each in its shape and type.
+
+    Weights in bf16 may take the place of float32, which holds each of their numbers; nothing else is cast.
+    """
     missing, unknown = sorted(needed.keys() - found.shapes.keys()), sorted(found.shapes.keys() - needed.keys())
     if missing or unknown:
         told = [f"lacks {_some(missing)}"] * bool(missing) + [f"has {_some(unknown)} too much"] * bool(unknown)
@@ -162,7 +165,7 @@ def require_tensors(path: Path, found: TensorHeader, needed: Mapping[str, Tensor
                 f"{path} does not fit its config: {name} has shape {shape}, {tuple(tensor.shape)} is needed; "
                 "restore both from one save"
             )
-        if dtype != tensor.dtype:
+        if dtype != tensor.dtype and (dtype, tensor.dtype) != (torch.bfloat16, torch.float32):
             raise FolderError(
                 f"{path} has {name} in {dtype}, but {tensor.dtype} is needed: restore it, or set torch's default dtype to "
                 "that of the file before loading"

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.arguments import as_device, as_tensor, check_count, check_tensor, is_integer
+from vlhmm.inference.evidence import NO_TOKEN
 from vlhmm.inference.gather import Batch
 from vlhmm.precision import Precision
 from vlhmm.records import named_tensors, named_values
@@ -27,7 +28,15 @@ def as_integers(values: Any, name: str, device: torch.device | None = None) -> I
     return integers
 
 
-def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
+@dataclass(frozen=True)
+class Vocabulary:
+    """What token ids are checked against where there are no tables yet."""
+
+    num_words: int
+    device: torch.device
+
+
+def as_batch(tokens: Any, lengths: Any, tables: Tables | Vocabulary) -> Batch:
     """Checked tokens (B, T) and lengths; ids past a length are set to 0.
 
     They are checked where they are, so that a GPU is not waited for on account of what comes from the CPU; of what is on the
@@ -66,6 +75,22 @@ def as_batch(tokens: Any, lengths: Any, tables: Tables) -> Batch:
     return Batch(within.contiguous().to(tables.device), counts.contiguous().to(tables.device))
 
 
+def as_lengths(lengths: Any, size: int, num_positions: int, device: torch.device) -> Int[Tensor, " B"]:
+    """Checked lengths of `size` sequences; None: all have `num_positions`."""
+    if lengths is None:
+        return torch.full((size,), num_positions, device=device)
+    counts = as_integers(lengths, "lengths", device)
+    if counts.shape != (size,):
+        raise ValueError(f"lengths has shape {tuple(counts.shape)}, but one length a sequence is needed: ({size},)")
+    bad = (counts < 1) | (counts > num_positions)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        raise ValueError(
+            f"lengths[{row}] is {int(counts[row])}, but it must be between 1 and T = {num_positions}: leave out empty sequences, pad longer ones"
+        )
+    return counts
+
+
 def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple[Batch, Bool[Tensor, "B T"]]:
     """Checked tokens and the mask of those that are missing, at least one in each sequence; missing ids are never read."""
     mask = as_tensor("missing", missing, "one mask of True and False")
@@ -86,10 +111,14 @@ def as_missing(tokens: Any, missing: Any, lengths: Any, tables: Tables) -> tuple
     return batch, mask
 
 
-def as_sequences(sequences: Any, lengths: Any, tables: Tables) -> list[Int[Tensor, " T"]]:
+def as_sequences(sequences: Any, lengths: Any, tables: Tables | Vocabulary) -> list[Int[Tensor, " T"]]:
     """Sequences of any lengths as a list of checked 1-D tensors."""
     if isinstance(sequences, Sequence) and not len(sequences):
         raise ValueError("0 sequences given, at least 1 is needed")
+    if isinstance(sequences, Sequence) and is_integer(sequences[0]):
+        sequences = as_integers(sequences, "sequences")
+    if getattr(sequences, "ndim", 2) == 1 and lengths is None:
+        sequences = sequences[None]
     ragged = (
         isinstance(sequences, Sequence) and lengths is None and len(sequences) > 0 and not isinstance(sequences, str)
     )
@@ -137,13 +166,15 @@ def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> 
             "carry the belief of the same model, or convert it with .to()"
         )
     size = belief.token.shape[0] if batch is None else batch.tokens.shape[0]
-    expected = (size, tables.support.states_per_word)
+    # After log-likelihoods, where there is no token, every state is possible.
+    soft = belief.token == NO_TOKEN
+    expected = (size, tables.num_states if bool(soft.any()) else tables.support.states_per_word)
     if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != size:
         raise ValueError(
             f"the belief speaks of {tuple(belief.log_probs.shape)} (sequences, states), but tokens and tables need {expected}: "
             "carry the belief of the same sequences and the same model"
         )
-    bad = (belief.token < 0) | (belief.token >= tables.num_words)
+    bad = ((belief.token < 0) & ~soft) | (belief.token >= tables.num_words)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         raise ValueError(

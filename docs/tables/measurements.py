@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tables.common import markdown_table, read_json
+from typing import Any
+
+from tables.common import ROOT, markdown_table, read_json
 
 _GOALS_MS = {
     ("W1", 512): 0.35,
@@ -222,3 +224,60 @@ def control_distillation() -> str:
             ]
         )
     return markdown_table(["states", "HMM", "unigram", "SmolLM2 given the prompt", "training, s"], rows)
+
+
+def own_text() -> str:
+    rows = []
+    for found in _own_text_results():
+        hmm, same = (found["bits_per_byte"][name]["test"] for name in ("HMM", "Kneser-Ney 5-gram"))
+        best = found["kneser_ney_best"]
+        rows.append(
+            [
+                f"{found['megabytes']:g} MB",
+                f"{found['vocab_size']:,}",
+                f"{found['bits_per_byte']['unigram']['test']:.3f}",
+                f"{same:.3f}",
+                f"{best['test']:.3f} ({best['vocab_size']:,})",
+                f"{hmm:.3f}",
+                _percent(hmm, same),
+                _percent(hmm, best["test"]),
+            ]
+        )
+    headings = [
+        "training text",
+        "pieces",
+        "unigram",
+        "KN 5-gram, same pieces",
+        "KN 5-gram, its best pieces",
+        "HMM",
+        "/ same pieces",
+        "/ best pieces",
+    ]
+    return markdown_table(headings, rows)
+
+
+def own_text_cost() -> str:
+    rows = (
+        [
+            f"{found['megabytes']:g} MB",
+            f"{found['train_tokens']:,}",
+            f"{found['num_states']:,}",
+            f"{found['num_parameters'] / 1e6:.2f}M",
+            str(found["recipe"]["train"]["epochs"]),
+            f"{found['cpu_seconds']:,.0f}",
+            found["device"],
+        ]
+        for found in _own_text_results()
+    )
+    headings = ["training text", "tokens", "states", "parameters", "epochs", "processor seconds, all in all", "device"]
+    return markdown_table(headings, rows)
+
+
+def _own_text_results() -> list[dict[str, Any]]:
+    folder = ROOT / "experiments/ours/own-text"
+    found = [read_json(str(path.relative_to(ROOT))) for path in folder.glob("*.json")]
+    return sorted(found, key=lambda result: float(result["megabytes"]))
+
+
+def _percent(ours: float, theirs: float) -> str:
+    return f"{100 * (ours / theirs - 1):+.1f} %"

@@ -1,6 +1,7 @@
 """`vlhmm train` end to end: what it leaves behind, and that a run survives whatever ends it."""
 
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 from cli_helpers import SMALL, Run, same_weights, start_process
 from filelock import FileLock
 
+from vlhmm import load_corpus
+
 
 def test_a_run_leaves_its_figures(model_dir: Path) -> None:
     results = json.loads((model_dir / "results.json").read_text())
@@ -22,6 +25,42 @@ def test_a_run_leaves_its_figures(model_dir: Path) -> None:
     assert results["seed"] == 0
     names = {path.name for path in model_dir.iterdir()}
     assert {"recipe.json", "blocks.tsv", "log.jsonl", "learning_curve.png", "model.safetensors"} <= names
+
+
+def test_bits_per_byte_follow_from_perplexities(run: Run, text_file: Path, tmp_path: Path) -> None:
+    options = (*SMALL, "--tokenizer", "bpe", "--set", "epochs=1", "--json")
+    results, test = run("train", text_file, "--out", tmp_path / "run", *options).json, load_corpus(text_file).test
+    assert list(results["bits_per_byte"]) == list(results["perplexity"])
+    assert test.bytes is not None
+    for name, bits in results["bits_per_byte"].items():
+        assert bits["test"] == pytest.approx(math.log2(results["perplexity"][name]["test"]) * len(test) / test.bytes)
+    assert results["comparison"].startswith("HMM ")
+
+
+def test_words_have_no_bits_per_byte_but_a_rate_of_unknown_ones(run: Run, tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        Path(f"{split}.txt").write_text("the cat sees the dog\n" * 40 + f"one {split}\n")
+    options = ("--tokenizer", "words", *SMALL, "--set", "num_blocks=3")
+    answer = run("train", ".", "--out", tmp_path / "words-run", *options)
+    assert answer.status == 0, answer.err
+    assert "unknown words: 0.8 % of the test tokens" in answer.out
+    assert "no bits per byte: " in answer.out
+    assert "HMM worse than Kneser-Ney" in answer.out or "HMM better than Kneser-Ney" in answer.out
+
+
+def test_without_a_preset_the_recipe_follows_the_device(run: Run, text_file: Path) -> None:
+    answer = run("train", text_file, "--out", "run", "--device", "cpu", "--dry-run", "--json", "--set", "dim=16")
+    assert "preset cpu, chosen for a CPU, " in answer.err
+    assert "--preset NAME" in answer.err
+    recipe = answer.json["recipe"]
+    assert recipe["model"]["dim"] == 16
+    assert recipe["blocks"]["num_blocks"] <= answer.json["vocab_size"]
+    assert answer.json["num_states"] < 2**15
+    named = run(
+        "train", text_file, "--out", "run", "--device", "cpu", "--dry-run", "--preset", "default", "--set", "window=32"
+    )
+    assert "chosen for" not in named.err
+    assert "32,768" in named.out
 
 
 def test_dry_run_writes_nothing(run: Run, text_file: Path, tmp_path: Path) -> None:
@@ -48,6 +87,9 @@ def test_settings_come_from_preset_then_file_then_options(run: Run, text_file: P
 
 def test_json_is_all_of_stdout(run: Run, text_file: Path, tmp_path: Path) -> None:
     answer = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--set", "epochs=1", "--json")
+    before_the_first_step = answer.err[: answer.err.index("valid perplexity")]
+    assert " steps, epochs = 1, by the time of a few" in before_the_first_step
+    assert "--max-seconds S" in before_the_first_step
     assert answer.json == json.loads((tmp_path / "run" / "results.json").read_text())
     assert "valid perplexity" in answer.err
 

@@ -222,7 +222,7 @@ def all_spelt(texts: TokenTexts, longest: int) -> Iterator[tuple[tuple[int, ...]
 def matches(pattern: str, text: bytes) -> bool:
     """Bytes that are no UTF-8 match nothing."""
     try:
-        return bool(re.fullmatch(pattern, text.decode().strip()))
+        return bool(re.fullmatch(pattern, text.decode()))
     except UnicodeDecodeError:
         return False
 

@@ -65,8 +65,8 @@ def holds(constraint: Constraint, text: str, num_tokens: int) -> bool:
             return at_least <= len(text.split()) and (at_most is None or len(text.split()) <= at_most)
         case Length(at_least, at_most):
             return at_least <= num_tokens and (at_most is None or num_tokens <= at_most)
-        case Regex(pattern):
-            return bool(re.fullmatch(pattern, text.strip()))
+        case Regex(pattern, strip):
+            return bool(re.fullmatch(pattern, text.strip() if strip else text))
         case AllOf(parts):
             return all(holds(part, text, num_tokens) for part in parts)
         case AnyOf(parts):
@@ -102,7 +102,8 @@ def written(draw: st.DrawFn, depth: int = 2) -> str:
         low = draw(st.integers(0, 3))
         return f"{name}({low}, {draw(st.one_of(st.none(), st.integers(low, 4)))})"
     if name == "regex":
-        return f"regex({draw(st.sampled_from(['a*', '.*b', '(a|é)[^b]*', '[^“]+']))!r})"
+        strip = draw(st.sampled_from(["", ", strip=True"]))
+        return f"regex({draw(st.sampled_from(['a*', '.*b', '(a|é)[^b]*', '[^“]+']))!r}{strip})"
     several = name in ("contains_all", "contains_any", "in_order", "excludes")
     phrases = draw(st.lists(st.sampled_from(PHRASES), min_size=1, max_size=3 if several else 1))
     return f"{name}({', '.join(map(repr, phrases))}{draw(st.sampled_from(OPTIONS))})"
@@ -168,7 +169,10 @@ def test_tokens_without_text_are_never_accepted(typed: str) -> None:
         (ends_with("a a"), "a a a", True),
         (words(2, 3), "  one\ttwo ", True),
         (words(0, 0), " \n", True),
-        (regex("[0-9]+ words"), " 12 words\n", True),
+        (regex("[0-9]+ words"), "12 words", True),
+        (regex("[0-9]+ words"), " 12 words", False),
+        (regex("[0-9]+ words"), "12 words\n", False),
+        (regex("[0-9]+ words", strip=True), " 12 words\n", True),
         (excludes("\n"), "a\nb", False),
     ],
 )

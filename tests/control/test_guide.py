@@ -386,3 +386,53 @@ def test_a_prompt_or_constraint_of_probability_zero_is_refused() -> None:
     never = HMM.from_probabilities([1.0], [[1.0]], [[0.5, 0.5, 0.0]])
     with pytest.raises(ImpossibleConstraintError, match="the HMM gives the automaton probability zero"):
         Guide(never, contains_token(3, 2), max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_sample": True, "num_return_sequences": 2}, {"num_beams": 3}],
+    ids=["greedy", "sampling", "beams"],
+)
+def test_generate_uses_the_guides_own_length_and_padding(
+    lm: vlhmm.LanguageModel, llama: torch.nn.Module, options: dict[str, object]
+) -> None:
+    """Whatever length the model's own settings have; prompts are padded on the left with a token that also occurs in them."""
+    torch.manual_seed(3)
+    prompts = [lm.tokenizer.encode(prompt) for prompt in ("the cat", "the dog sees the bird in the")]
+    pad, width = prompts[0][0], max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+    constraints = [contains_all("horse", "river", "fish"), length(7, 7)]
+    guide = Guide(lm, constraints, max_new_tokens=9, must_end=True)
+    for settings_length in (2, 30):
+        llama.generation_config.max_new_tokens = settings_length  # type: ignore[union-attr]
+        try:
+            out = guide.generate(llama, ids, attention_mask=mask, pad_token_id=pad, **options)
+        finally:
+            llama.generation_config.max_new_tokens = None  # type: ignore[union-attr]
+        each = len(out) // 2
+        for row, tokens in enumerate(out[:, width:].tolist()):
+            new = tokens[: tokens.index(lm.tokenizer.eos_id)]
+            assert constraints[row // each].compile(lm.tokenizer).accepts(new)
+
+
+def test_a_text_cut_off_before_the_guides_end_is_no_silent_violation(
+    lm: vlhmm.LanguageModel, llama: torch.nn.Module
+) -> None:
+    ids = torch.tensor([lm.tokenizer.encode("the cat")])
+    guide = Guide(lm, length(8, 8), max_new_tokens=10, must_end=True)
+    for option in ({"max_new_tokens": 3}, {"max_length": 40}, {"max_new_tokens": 11}):
+        with pytest.raises(ValueError, match="the guide has max_new_tokens 10"):
+            guide.generate(llama, ids, **option)
+    # Nothing that may cut a text off is known beforehand; it is found in the end.
+    with pytest.raises(ValueError, match=r"row 0 does not satisfy length\(8, 8\) after 4 tokens"):
+        guide.generate(llama, ids, stopping_criteria=[lambda tokens, _: torch.full((1,), tokens.shape[1] >= 6)])
+    eos = lm.tokenizer.eos_id
+    assert eos is not None
+    short = llama.generate(ids, max_new_tokens=3, logits_processor=[guide], eos_token_id=eos, pad_token_id=eos)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="after 3 tokens"):
+        guide.check(short[:, ids.shape[1] :])
+    with pytest.warns(UserWarning, match="cut off with 7 of 10 tokens left"):
+        guide(ids, torch.zeros(1, HEAD))
+    guide.check(guide.generate(llama, ids)[:, ids.shape[1] :])
+    guide.check(guide.generate(llama, input_ids=ids, return_dict_in_generate=True).sequences[:, ids.shape[1] :])

@@ -140,14 +140,14 @@ def answers(hmm: vlhmm.HMM) -> dict[str, Tensor]:
         "posterior_entropy": hmm.posterior_entropy(tokens, lengths),
         "viterbi.1": hmm.viterbi(tokens, lengths),
         "viterbi.2": hmm.viterbi(tokens, lengths, k=2),
-        "infill": hmm.infill(tokens, gaps, lengths, num=3, exclude=[0], generator=generator()),
+        "infill": hmm.infill(tokens, gaps, lengths, num=3, exclude=[0], seed=generator()),
         "expected_counts": hmm.expected_counts(tokens, lengths),
         "next_token_probs": hmm.next_token_probs(belief),
         "next_token_probs.first": hmm.next_token_probs(),
         "sample": hmm.sample(2, 7, generator()),
         "sample_posterior": hmm.sample_posterior(tokens, 3, lengths, generator()),
         "fit.em": fitted(hmm),
-        "fit.minibatch": fitted(hmm, batch_size=2, learning_rate=0.3, generator=generator()),
+        "fit.minibatch": fitted(hmm, batch_size=2, learning_rate=0.3, seed=generator()),
         "fit.adam": fitted(hmm, method="adam"),
     }
     found = {key: tensor for name, value in asked.items() for key, tensor in flat(name, value).items()}

@@ -262,13 +262,13 @@ def _regex(draw: random.Random) -> tuple[str, Constraint, Holds]:
     except (re.error, OverflowError):
         compiled = None
     try:
-        constraint = control.regex(pattern)
+        constraint = control.regex(pattern, strip=True)
     except ValueError as error:
         if compiled is not None and "no regular expression" in str(error):
             raise AssertionError(f"{pattern!r} is one") from error
         raise
     assert compiled is not None, f"{pattern!r} is no regular expression, but was taken for one"
-    return f"regex({pattern!r})", constraint, lambda text, _: bool(compiled.fullmatch(text.strip()))
+    return f"regex({pattern!r}, strip=True)", constraint, lambda text, _: bool(compiled.fullmatch(text.strip()))
 
 
 def _pattern(draw: random.Random, depth: int, counts: int) -> str:

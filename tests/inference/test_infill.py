@@ -52,7 +52,7 @@ def texts_with_gaps(oracle: Oracle, seed: int, masks) -> tuple[list[np.ndarray],
 def check(oracle: Oracle, hmm: vlhmm.HMM, seed: int, masks, exclude=()) -> None:
     sentences, tokens, missing = texts_with_gaps(oracle, seed, masks)
     lengths = torch.tensor([len(mask) for mask in masks])
-    filled = hmm.infill(tokens, missing, lengths, num=3, exclude=exclude, generator=torch.Generator().manual_seed(seed))
+    filled = hmm.infill(tokens, missing, lengths, num=3, exclude=exclude, seed=seed)
     for row, (sentence, mask) in enumerate(zip(sentences, masks, strict=True)):
         joint = fillings(oracle, sentence, mask, exclude)
         total = sum(joint.values())
@@ -136,7 +136,7 @@ def test_samples_have_the_exact_frequencies(kind):
     mask = np.array([False, True, True, False, True])
     sentences, tokens, missing = texts_with_gaps(oracle, 14, [mask, mask[:4]])
     num = 20_000
-    filled = vlhmm.HMM(tables).infill(tokens, missing, [5, 4], num=num, generator=torch.Generator().manual_seed(14))
+    filled = vlhmm.HMM(tables).infill(tokens, missing, [5, 4], num=num, seed=14)
     for row, length in enumerate((5, 4)):
         here = mask[:length]
         joint = fillings(oracle, sentences[row], here)

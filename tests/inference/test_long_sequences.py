@@ -88,7 +88,7 @@ def test_the_comeback_has_the_right_gradient(dtype):
 
 @every_dtype
 def test_the_comeback_in_sampled_paths(dtype):
-    paths = coins(dtype).sample_posterior([COMEBACK], 20, generator=torch.Generator().manual_seed(0))
+    paths = coins(dtype).sample_posterior([COMEBACK], 20, seed=0)
     assert (paths == 1).all()
 
 
@@ -174,7 +174,7 @@ def test_thousands_of_tokens_equal_the_messages(support):
 def test_a_million_tokens_do_not_drift(support):
     _, tables = random_hmm(Kind(support, "table", reset=False), seed=42)
     double, single = vlhmm.HMM(tables), vlhmm.HMM(tables.to(dtype=torch.float32))
-    tokens = double.sample(1_000, 1_000, generator=torch.Generator().manual_seed(0)).tokens.view(1, 1_000_000)
+    tokens = double.sample(1_000, 1_000, seed=0).tokens.view(1, 1_000_000)
     # Without gradients a text this long is scored by the scan.
     with torch.no_grad():
         assert abs(single.log_prob(tokens).item() / double.log_prob(tokens).item() - 1) < 1e-6

@@ -49,7 +49,7 @@ def test_a_gpu_answers_as_a_cpu(kind, dtype, precision):
         same(best.log_prob, expected.log_prob)
     same(there.posterior_entropy(tokens, lengths).path, here.posterior_entropy(tokens, lengths).path)
     generator = torch.Generator("cuda").manual_seed(0)
-    filled = there.infill(tokens, mask, lengths, beliefs[0], num=4, generator=generator)
+    filled = there.infill(tokens, mask, lengths, beliefs[0], num=4, seed=generator)
     expected_filled = here.infill(tokens, mask, lengths, beliefs[1], num=4)
     same(filled.probs, expected_filled.probs)
     same(filled.best_log_prob, expected_filled.best_log_prob)

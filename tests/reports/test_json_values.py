@@ -64,7 +64,7 @@ def test_what_has_no_form_in_json_is_refused(value: object) -> None:
 
 
 def results() -> RunResults:
-    evaluation = Evaluation(2.0, -3.0, 4, 0, None, None, "in words")
+    evaluation = Evaluation(2.0, -3.0, 4, 0, None, None, None, "in words")
     return RunResults(
         stopped="finished",
         step=1,
@@ -80,14 +80,17 @@ def results() -> RunResults:
         vlhmm="1",
         python="3",
         torch="2",
-        figures=HeldOutText({"HMM": {"valid": 2.0, "test": 2.0}}, evaluation, evaluation),
+        figures=HeldOutText(
+            {"HMM": {"valid": 2.0, "test": 2.0}}, evaluation, evaluation, {"HMM": {"valid": 1.0, "test": 1.0}}, None
+        ),
         learning_curve=None,
     )
 
 
 def test_figures_of_a_run_stand_beside_its_other_results() -> None:
     answer = as_json(results())
-    assert list(answer)[-5:] == ["torch", "perplexity", "valid", "test", "learning_curve"]
+    figures = ["perplexity", "valid", "test", "bits_per_byte", "comparison"]
+    assert list(answer)[-7:] == ["torch", *figures, "learning_curve"]
     assert list(answer["corpus"]) == ["name", "hash", "note"]
     assert answer["best_check_perplexity"] is None
 

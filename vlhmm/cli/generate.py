@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -97,6 +98,25 @@ def generate(
             rich_help_panel=CONSTRAINTS,
         ),
     ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            "--json-schema",
+            metavar="FILE",
+            show_default=False,
+            help="The new text is JSON that satisfies the schema in this file.",
+            rich_help_panel=CONSTRAINTS,
+        ),
+    ] = None,
+    choice: Annotated[
+        Phrases,
+        typer.Option(
+            "--choice",
+            callback=utf8,
+            help="What the new text may be; repeated for each.",
+            rich_help_panel=CONSTRAINTS,
+        ),
+    ] = None,
     words: Annotated[
         str | None,
         typer.Option(
@@ -144,6 +164,10 @@ def generate(
         wanted.append(control.ends_with(ends_with, ignore_case=ignore_case))
     if regex is not None:
         wanted.append(control.regex(regex))
+    if json_schema is not None:
+        wanted.append(control.json_schema(json_schema.read_text(encoding="utf-8")))
+    if choice:
+        wanted.append(control.choice(choice))
     wanted += _range("--words", words, control.words) + _range("--length", length, control.length)
     if best and (num != 1 or temperature != 1.0 or top_k is not None or top_p is not None or seed is not None):
         raise ValueError(

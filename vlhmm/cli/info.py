@@ -88,4 +88,9 @@ def _training_rows(training: TrainingSummary) -> list[tuple[str, str]]:
     if run is not None and run.perplexity:
         perplexities = ", ".join(f"{name} {by['test']:,.1f}" for name, by in run.perplexity.items())
         rows.append(("test", f"perplexity {perplexities}"))
+        bits = {name: by["test"] for name, by in (run.bits_per_byte or {}).items()}
+        if shown := ", ".join(f"{name} {value:.3f}" for name, value in bits.items() if value is not None):
+            rows.append(("", f"bits per byte {shown}"))
+        if run.comparison:
+            rows.append(("", run.comparison))
     return rows

@@ -81,7 +81,7 @@ VocabSize = Annotated[
         "--vocab-size",
         metavar="N",
         show_default=False,
-        help="Tokens of bpe or words at most; bpe, if not said: 4 x the square root of the bytes of text, 512 to 32,768.",
+        help="Tokens of bpe or words at most; bpe, if not said: 8 x the square root of the bytes of text, 512 to 16,384.",
     ),
 ]
 MinCount = Annotated[

@@ -38,11 +38,19 @@ class Asked:
         if seed is not None:
             self.changes["seed"] = str(seed)
 
-    def recipe(self) -> Recipe:
-        """The preset, changed by the file, changed by --set and --seed."""
+    @property
+    def leaves_preset_open(self) -> bool:
+        """No preset is named, and none follows from the method."""
+        return self.preset is None and not self.by_em
+
+    def recipe(self, chosen: Recipe | None = None) -> Recipe:
+        """The preset, changed by the file, changed by --set and --seed; `chosen` where the preset is left open."""
         from vlhmm.training.presets import Recipe, preset
 
-        recipe = preset(self.preset or (EM_PRESET if self.by_em else DEFAULT_PRESET))
+        if self.leaves_preset_open:
+            recipe = chosen or preset(DEFAULT_PRESET)
+        else:
+            recipe = preset(self.preset or EM_PRESET)
         if self.by_em and self.preset in (None, EM_PRESET):
             # Counting leaves equal states equal.
             recipe = recipe.with_changes({"init_scale": "1.0"})
@@ -76,7 +84,7 @@ class Asked:
             before, now = ("gradient", "em") if self.by_em else ("em", "gradient")
             raise ValueError(f"the run was begun with --method {before}, not {now}: begin a new run")
         same_base = self.preset is None and self.config is None
-        asked = saved.with_changes(self._recipe_changes()) if same_base else self.recipe()
+        asked = saved.with_changes(self._recipe_changes()) if same_base else self.recipe(saved)
         changed = _differences(saved.to_dict(), asked.to_dict())
         if saved_em is not None:
             changed += self._em_differences(saved_em)

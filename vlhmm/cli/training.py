@@ -35,7 +35,7 @@ from vlhmm.cli.show import (
 )
 
 if TYPE_CHECKING:
-    from vlhmm.reports import Plan, RunResults
+    from vlhmm.reports import HeldOutText, Plan, RunResults
     from vlhmm.training.plan import Forecast
 
 
@@ -63,7 +63,7 @@ def train(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="demo (for a CPU), default (for a GPU; taken if none is named), linear, scalar, chiu2020-ptb, ...",
+            help="cpu, default (for a GPU), demo, linear, scalar, chiu2020-ptb, ...; if none is named, by device and amount of text.",
         ),
     ] = None,
     method: Annotated[
@@ -98,6 +98,7 @@ def train(
     """Train a model on a corpus; it can be stopped at any time and resumed."""
     from vlhmm.cli.running import exit_status, watch_run
     from vlhmm.reports import Plan, forecast, read_plan, training_run
+    from vlhmm.training.choice import choose_recipe
     from vlhmm.training.plan import RECIPE, kept_tokenizer
 
     chosen_device = choose_device(device)
@@ -136,6 +137,12 @@ def train(
         raise ValueError(
             f"the run was begun with {kept!r}, but the options ask for {corpus.tokenizer!r}: leave --tokenizer, "
             "--vocab-size and --min-count out, or begin a new run"
+        )
+    if saved is None and asked.leaves_preset_open:
+        choice = choose_recipe(chosen_device.type, len(corpus.train), corpus.tokenizer.vocab_size)
+        recipe = asked.recipe(choice.recipe)
+        message(
+            f"preset {choice.preset}, chosen for {choice.reason}; --preset NAME takes another, --set KEY=VALUE changes it"
         )
     plan = Plan(recipe, source, data_dir, em)
     if dry_run:
@@ -189,16 +196,35 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
     )
 
 
+def print_held_out(figures: HeldOutText) -> None:
+    """The held-out text by every model, and which is better."""
+    bits = any(value is not None for by_split in figures.bits_per_byte.values() for value in by_split.values())
+    columns = ["valid", "test"] if not bits else ["bits per byte, valid", "test", "perplexity, valid", "test"]
+    shown = table("model" if bits else "perplexity", *columns, right=tuple(columns))
+    for name, scores in figures.perplexity.items():
+        cells = [f"{scores[split]:,.1f}" for split in ("valid", "test")]
+        if bits:
+            found = [figures.bits_per_byte[name][split] for split in ("valid", "test")]
+            cells = ["-" if value is None else f"{value:.3f}" for value in found] + cells
+        shown.add_row(name, *cells)
+    print_table(shown)
+    if figures.test.num_unknown:
+        line(
+            f"unknown words: {figures.test.unknown_rate:.1%} of the test tokens, scored as one word".replace("%", " %")
+        )
+    if reason := figures.test.no_bits_per_byte:
+        line(f"no bits per byte: {reason}")
+    if figures.comparison is not None:
+        line(figures.comparison)
+
+
 def _show_results(results: RunResults, out: Path) -> None:
     from vlhmm.cli.running import export_hint
     from vlhmm.reports import HeldOutText
 
     figures = results.figures
     assert isinstance(figures, HeldOutText)
-    shown = table("perplexity", "valid", "test", right=("valid", "test"))
-    for name, scores in figures.perplexity.items():
-        shown.add_row(name, f"{scores['valid']:,.1f}", f"{scores['test']:,.1f}")
-    print_table(shown)
+    print_held_out(figures)
     line()
     rows = [("protocol", figures.test.protocol), ("model", str(out))]
     if results.learning_curve:

@@ -53,6 +53,10 @@ class Blocks:
                 f"block {int(sizes.argmin())} of {self.num_blocks} has no word; number the blocks without gaps"
             )
 
+    def __repr__(self) -> str:
+        measured = "" if self.information is None else f", {self.information:.3f} nats"
+        return f"Blocks({self.vocab_size:,} words, {self.num_blocks:,} blocks{measured})"
+
     @property
     def vocab_size(self) -> int:
         """Number of words, X."""

@@ -3,6 +3,7 @@
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import (
     Constraint,
+    choice,
     contains,
     contains_all,
     contains_any,
@@ -17,6 +18,7 @@ from vlhmm.control.constraints import (
 from vlhmm.control.controlled import constraint_log_prob
 from vlhmm.control.explain import explain_empty
 from vlhmm.control.guide import Guide
+from vlhmm.control.json_schemas import json_schema
 from vlhmm.control.possible import ImpossibleConstraintError
 from vlhmm.control.time_limit import TimeLimitError
 from vlhmm.control.token_texts import TokenTexts
@@ -28,6 +30,7 @@ __all__ = [
     "ImpossibleConstraintError",
     "TimeLimitError",
     "TokenTexts",
+    "choice",
     "constraint_log_prob",
     "contains",
     "contains_all",
@@ -36,6 +39,7 @@ __all__ = [
     "excludes",
     "explain_empty",
     "in_order",
+    "json_schema",
     "length",
     "regex",
     "starts_with",

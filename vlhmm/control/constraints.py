@@ -2,19 +2,21 @@
 
 A phrase is found as bytes, so it does not matter how a tokenizer cuts it. By default it is found as whole words only:
 where it begins or ends with a word character, no other word character may stand beside it (`vlhmm.control.phrases`
-says what these are). White space is that of ASCII; at both ends of a text `regex`, `starts_with` and `ends_with` ignore it.
+says what these are). White space is that of ASCII; at both ends of a text `starts_with` and `ends_with`
+ignore it, and `regex` where it is told to.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
 
 from vlhmm.arguments import check_text, is_integer
+from vlhmm.control import byte_parts
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.operations import MAX_STATES, TooManyStates, complement, explore, intersection, union
 from vlhmm.control.phrases import number_of_words, phrases_in_order
@@ -31,7 +33,8 @@ class Constraint(ABC):
     """A set of texts; `&`, `|` and `~` combine constraints.
 
     Constraints are immutable and hashable. `repr` shows the calls that make one. The functions `contains`, `contains_all`,
-    `contains_any`, `in_order`, `excludes`, `starts_with`, `ends_with`, `words`, `length` and `regex` make them.
+    `contains_any`, `in_order`, `excludes`, `starts_with`, `ends_with`, `words`, `length`, `regex`, `choice` and `json_schema` make
+    them.
 
     Example:
         >>> constraint = vlhmm.contains("garden") & ~vlhmm.starts_with("the")
@@ -234,16 +237,38 @@ class Length(Constraint):
 @dataclass(frozen=True, repr=False)
 class Regex(Constraint):
     pattern: str
+    strip: bool = False
 
     def __post_init__(self) -> None:
         check_text("the pattern of regex", self.pattern)
+        if not isinstance(self.strip, bool):
+            raise ValueError(f"strip is {self.strip!r}, but must be True or False")
         check_pattern(self.pattern)
 
     def __repr__(self) -> str:
-        return f"regex({self.pattern!r})"
+        return f"regex({self.pattern!r}{', strip=True' * self.strip})"
 
     def over_bytes(self) -> Automaton:
-        return pattern_automaton(self.pattern)
+        return pattern_automaton(self.pattern, strip=self.strip)
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Choice(Constraint):
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise ValueError("no text given to choose (0 texts); give at least one")
+        for text in self.texts:
+            check_text("a text of choice", text)
+        object.__setattr__(self, "texts", tuple(dict.fromkeys(self.texts)))
+
+    def __repr__(self) -> str:
+        return f"choice({list(self.texts)!r})"
+
+    def over_bytes(self) -> Automaton:
+        return byte_parts.texts(self.texts)
 
 
 @final
@@ -525,14 +550,15 @@ def length(at_least: int, at_most: int | None = None) -> Constraint:
     return Length(at_least, at_most)
 
 
-def regex(pattern: str) -> Constraint:
-    r"""Require that `re.fullmatch(pattern, text.strip())` of Python matches.
+def regex(pattern: str, *, strip: bool = False) -> Constraint:
+    r"""Require that `re.fullmatch(pattern, text)` of Python matches.
 
     `\w` and `\d` are those of all Unicode. Over subwords that can spell single bytes, `(?a)` makes them ASCII and the automaton
-    many times smaller.
+    many times smaller. Subwords bring their own space: a pattern that continues a sentence begins with one.
 
     Args:
         pattern: A pattern without look-around, back-references and word boundaries.
+        strip: White space at both ends of the text is ignored, as by `re.fullmatch(pattern, text.strip())`.
 
     Returns:
         The constraint.
@@ -545,7 +571,31 @@ def regex(pattern: str) -> Constraint:
         >>> lm.best_text(constraint=vlhmm.regex("the (dog|bird) .* fish"), max_tokens=10).text
         'the dog sees a fish'
     """
-    return Regex(pattern)
+    return Regex(pattern, strip)
+
+
+def choice(texts: Sequence[str]) -> Constraint:
+    """Require that the text is one of these, to the letter.
+
+    Args:
+        texts: The texts to choose from.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: There is no text to choose, or something else than texts is given.
+
+    Example:
+        >>> lm = vlhmm.load("demo-model")
+        >>> lm.best_text(constraint=vlhmm.choice(["a bird", "the dog sees a fish"]), max_tokens=10).text
+        'the dog sees a fish'
+    """
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise ValueError(
+            f"choice is among {texts!r} ({type(texts).__name__}); give a list of texts, as in choice(['yes', 'no'])"
+        )
+    return Choice(tuple(texts))
 
 
 def _combined(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -41,10 +43,10 @@ class ControlledHMM:
     A constraint is on what follows the past, not on the past itself.
     """
 
-    def __init__(self, hmm: HMM, tokenizer: Tokenizer) -> None:
+    def __init__(self, hmm: HMM, tokenizer: Tokenizer, transition: TransitionMatrix | None = None) -> None:
         self._hmm = hmm
         self._tokenizer = tokenizer
-        self.transition = TransitionMatrix(hmm.tables)
+        self.transition = transition or TransitionMatrix(hmm.tables)
         self._cache = LookaheadCache()
 
     def probability(
@@ -55,15 +57,59 @@ class ControlledHMM:
         *,
         until_eos: bool,
         time_limit: float | None = TIME_LIMIT,
+        max_bytes: int | None = None,
     ) -> list[float]:
         """P(the next `length` tokens, or those up to EOS within `length`, satisfy it) after each text; 0 where none can."""
         if length < 1:
             raise ValueError(f"length is {length}, but must be at least 1 token")
         if until_eos and self._tokenizer.eos_id is None:
             raise ValueError("until_eos=True, but the tokenizer has no end-of-text token: use until_eos=False")
-        ahead = self._following(constraint, length, "must" if until_eos else "none", time_limit).ahead
+        ahead = self._following(
+            constraint, length, "must" if until_eos else "none", time_limit, max_bytes=max_bytes
+        ).ahead
         probs: list[float] = self._log_prob(ahead, past, length).double().exp().tolist()
         return probs
+
+    def prepare(
+        self,
+        constraint: Constraint | Automaton,
+        max_tokens: int,
+        past: Past,
+        *,
+        never: int | None = None,
+        time_limit: float | None = TIME_LIMIT,
+        max_bytes: int | None = None,
+    ) -> ConstrainedTokens:
+        """What continuations of up to `max_tokens` tokens follow; refuses a constraint that none satisfies.
+
+        `max_bytes` limits the table of the constraint; None: whatever fits into memory.
+        """
+        following = self._following(constraint, max_tokens, "may", time_limit, never, max_bytes)
+        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit, never)
+        return following
+
+    def along(
+        self,
+        constraint: Constraint | Automaton,
+        tokens: Sequence[int],
+        belief: Belief | None,
+        *,
+        time_limit: float | None = TIME_LIMIT,
+    ) -> list[float]:
+        """P(the text satisfies it | its length and its first t tokens) for t = 0, 1, ..., length."""
+        tables, length = self._hmm.tables, len(tokens)
+        ahead = self._following(constraint, length, "none", time_limit).ahead
+        filtered = self._hmm.filter([list(tokens)], belief=belief)
+        probs = []
+        for done in range(length):
+            state = ahead.automaton.run(tokens[:done])
+            here = replace(ahead, automaton=replace(ahead.automaton, start=state))
+            known = belief
+            if done:
+                last = torch.tensor([tokens[done - 1]], device=tables.device)
+                known = Belief(last, filtered.probs[:, done - 1].log())
+            probs.append(float(here.log_prob(tables, known, length - done).double().exp()))
+        return [*probs, float(ahead.automaton.accepts(tokens))]
 
     def sample(
         self,
@@ -78,8 +124,7 @@ class ControlledHMM:
         time_limit: float | None = TIME_LIMIT,
     ) -> list[list[int]]:
         """`num` continuations x ~ p(x | constraint, no token is `never`) of each text, each up to EOS or `max_tokens` tokens."""
-        following = self._following(constraint, max_tokens, "may", time_limit, never)
-        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit, never)
+        following = self.prepare(constraint, max_tokens, past, never=never, time_limit=time_limit)
         return sample_constrained(
             following,
             past,
@@ -146,10 +191,18 @@ class ControlledHMM:
         ending: Ending,
         time_limit: float | None,
         never: int | None = None,
+        max_bytes: int | None = None,
     ) -> ConstrainedTokens:
         def make() -> ConstrainedTokens:
             tables = self._hmm.tables
             automaton = self._automaton(constraint, ending, time_limit, never)
+            needed = (steps + 1) * automaton.num_states * tables.num_states * tables.log_emission.element_size()
+            if max_bytes is not None and needed > max_bytes:
+                raise ValueError(
+                    f"the constraint's table of {steps:,} tokens x {automaton.num_states:,} automaton states x "
+                    f"{tables.num_states:,} states takes {needed:,} bytes, but the limit is {max_bytes:,}: "
+                    "ask for fewer tokens, or for a simpler constraint"
+                )
             ahead = lookahead(tables, automaton, steps, self.transition)
             return ConstrainedTokens(tables, ahead, self.transition)
 

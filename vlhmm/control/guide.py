@@ -21,6 +21,7 @@ Z states.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -77,10 +78,11 @@ class Guide:
     the last two terms. A token after which the constraint can no longer be satisfied gets -inf. It works with greedy decoding,
     sampling and beam search:
 
-        model.generate(**inputs, max_new_tokens=32, logits_processor=[guide])
+        output = guide.generate(model, **inputs, do_sample=True)
 
-    The constraint is on the generated text, not on the prompt. `generate` must get the same `max_new_tokens`. The same guide serves
-    any number of calls, one after the other.
+    The constraint is on the generated text, not on the prompt. The same guide serves any number of calls, one after the other.
+    With `model.generate(..., logits_processor=[guide], max_new_tokens=...)` the number must be the guide's own: a logits processor
+    is not told where the text is cut off. `check` finds texts that were cut off too early.
 
     Args:
         model: The HMM, or a `LanguageModel`, whose tokenizer and opening are then used.
@@ -141,6 +143,12 @@ class Guide:
         self._plan = make_plan(hmm.tables, self._constraints, compiler, max_new_tokens)
         self.reset(prompt_lengths=prompt_lengths)
 
+    def __repr__(self) -> str:
+        wanted = ", ".join(
+            repr(one) if isinstance(one, Constraint) else type(one).__name__ for one in self._constraints
+        )
+        return f"Guide({wanted}; HMM of {self._tables.num_states:,} states, {self._tables.num_words:,} words)"
+
     def reset(self, *, prompt_lengths: Sequence[int] | None = None) -> None:
         """Forget the text so far: the next call begins new prompts.
 
@@ -157,6 +165,91 @@ class Guide:
         self._rows: _Rows | None = None
         self._prompt_lengths = None if prompt_lengths is None else [int(length) for length in prompt_lengths]
         self._prompts: Int[Tensor, "R T"] | None = None
+
+    def generate(self, model: Any, inputs: Int[Tensor, "R T"] | None = None, **options: Any) -> Any:
+        """Call `model.generate` with this guide, its `max_new_tokens` and its EOS, and check every text that comes back.
+
+        Args:
+            model: A language model of transformers.
+            inputs: Token ids of the prompts; None: they are among the options, as `input_ids`.
+            **options: What `model.generate` takes, such as `attention_mask`, `do_sample`, `num_beams`.
+
+        Returns:
+            What `model.generate` returns.
+
+        Raises:
+            ImpossibleConstraintError: The HMM gives the constraint probability zero after a prompt.
+            ValueError: The options set another length than the guide's, or a text does not satisfy its constraint, because something
+                else cut it off.
+
+        Example:
+            >>> from transformers import LlamaConfig, LlamaForCausalLM
+            >>> lm = vlhmm.load("demo-model")
+            >>> config = LlamaConfig(vocab_size=12, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+            >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
+            >>> prompt = torch.tensor([lm.tokenizer.encode("the cat sees a")])
+            >>> output = guide.generate(LlamaForCausalLM(config), prompt, do_sample=True)
+            >>> "fish" in lm.tokenizer.decode(output[0])
+            True
+        """
+        steps = self._plan.steps
+        for name in ("max_new_tokens", "max_length"):
+            if options.get(name, steps) != steps or (name == "max_length" and name in options):
+                raise ValueError(
+                    f"{name} is {options[name]}, but the guide has max_new_tokens {steps}: leave it out, or make a guide for it"
+                )
+        prompts = inputs if inputs is not None else options.get("input_ids")
+        mask = options.get("attention_mask")
+        if mask is not None and prompts is not None and mask.shape == prompts.shape:
+            self.reset(prompt_lengths=mask.sum(1).tolist())
+        else:
+            self.reset(prompt_lengths=self._prompt_lengths)
+        # Without a padding token transformers takes EOS too, with a warning.
+        pad = self._pad_id if self._pad_id is not None or not self._eos_ids else self._eos_ids[0]
+        options = {"eos_token_id": list(self._eos_ids) or None, "pad_token_id": pad, **options}
+        options = {name: value for name, value in options.items() if value is not None}
+        options["logits_processor"] = [*options.get("logits_processor", []), self]
+        try:
+            output = model.generate(inputs, **{**options, "max_new_tokens": steps})
+        finally:
+            # What was cut off is found below, not by the next call.
+            self.reset()
+        sequences = getattr(output, "sequences", output)
+        # An encoder reads the prompt elsewhere; the text then begins with one token for its beginning.
+        apart = 1 if getattr(model.config, "is_encoder_decoder", False) else 0
+        self.check(sequences[:, apart or (0 if prompts is None else prompts.shape[1]) :])
+        return output
+
+    def check(self, new_tokens: Int[Tensor, "R N"] | Sequence[Sequence[int]]) -> None:
+        """Raise an error where a generated text does not satisfy its constraint.
+
+        Args:
+            new_tokens: Token ids after the prompt, a row for each text; whatever comes after EOS is ignored.
+
+        Raises:
+            ValueError: A text does not satisfy its constraint, or has not ended where it must.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
+            >>> guide.check([lm.tokenizer.encode("the fish")])
+        """
+        automaton, num_words = self._plan.following.ahead.automaton, self._tables.num_words
+        rows = [list(map(int, row)) for row in new_tokens]
+        for row, tokens in enumerate(rows):
+            constraint = self._constraint_of(row, len(rows))
+            state = self._plan.start_of[constraint]
+            for token in tokens:
+                if state in self._plan.ended:
+                    break
+                state = automaton.run([token], state) if 0 <= token < num_words else -1
+                if state < 0:
+                    break
+            if state < 0 or not automaton.accepting[state]:
+                raise ValueError(
+                    f"the text of row {row} does not satisfy {constraint!r} after {len(tokens)} tokens, where the guide has "
+                    f"max_new_tokens {self._plan.steps}: something else cut it off; use guide.generate, and no limit but the guide's"
+                )
 
     @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "R T"], scores: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
@@ -191,6 +284,8 @@ class Guide:
         ids = input_ids.to("cpu", copy=True)
         rows = self._continued(ids)
         begins = rows is None
+        if begins and self._rows is not None:
+            self._warn_of_cut_off(self._rows)
         self._rows = rows = rows or self._begun(ids)
         ended = [row for row, state in enumerate(rows.states) if state in self._plan.ended]
         going = [row for row, state in enumerate(rows.states) if self._goes_on(state, rows.left)]
@@ -263,6 +358,21 @@ class Guide:
         # Rows that have ended, or took a token that the HMM does not know, go along: nobody reads theirs.
         known = drawn.clamp(max=self._tables.num_words - 1).to(log_ahead.device)
         return _Rows(ids, plan.following.log_ahead_after(log_ahead, known), states, before.left - 1)
+
+    def _warn_of_cut_off(self, rows: _Rows) -> None:
+        """Warns where no token after these rows could have satisfied the constraint: all that a logits processor can know."""
+        if rows.left == 1:
+            return
+        reachable, ended = self._plan.following.ahead.reachable[1], self._plan.ended
+        met = [row for row, s in enumerate(rows.states) if s in ended or (s >= 0 and bool(reachable[s]))]
+        rows_of_each = self._rows_of_each(len(rows.states))
+        missing = set(range(len(self._constraints))) - {row // rows_of_each for row in met}
+        if missing:
+            warnings.warn(
+                f"the text before was cut off with {rows.left - 1} of {self._plan.steps} tokens left, and does not satisfy "
+                f"{self._constraints[min(missing)]!r}: use guide.generate, or give `generate` max_new_tokens={self._plan.steps}",
+                stacklevel=3,
+            )
 
     def _parents(self, before: Int[Tensor, "R T"], now: Int[Tensor, "R T"]) -> list[int] | None:
         """For each row one of the last call's with the same tokens and the same constraint; beams come in any order."""

@@ -8,7 +8,7 @@ over bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -22,7 +22,7 @@ from jaxtyping import Bool, Int
 
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.minimise import equal_rows, minimised
-from vlhmm.control.operations import MAX_STATES, TooManyStates, explore
+from vlhmm.control.operations import MAX_STATES, TooManyStates, explore, intersection
 from vlhmm.control.phrases import WHITE_SPACE
 from vlhmm.control.time_limit import check_time
 from vlhmm.control.utf8 import over_bytes
@@ -70,18 +70,81 @@ def check_pattern(pattern: str) -> None:
     _parsed(pattern)
 
 
-def pattern_automaton(pattern: str) -> Automaton:
-    """Texts that the pattern matches as a whole, once white space at both ends is stripped."""
+def pattern_automaton(pattern: str, *, strip: bool = False) -> Automaton:
+    """Texts that the pattern matches as a whole; `strip`: once white space at both ends is taken away."""
     nfa = _parsed(pattern)
-    sets: list[Edges] = []
-    for one, flags in nfa.sets:
-        check_time("sets of characters", len(sets))
-        sets.append(_characters(one, flags))
-    of_code_point, sets_of_class = _character_classes([*sets, _WHITE_SPACE])
-    # White space goes before there are bytes, which multiply the states.
-    is_space = np.array([len(sets) in sets_of_one for sets_of_one in sets_of_class])
-    of_characters = _stripped(_determined(nfa, sets_of_class), is_space)
-    return over_bytes(of_characters, of_characters.class_of_token.numpy()[of_code_point])
+    classes = _Classes.of([nfa], [_WHITE_SPACE] if strip else [])
+    of_characters = _determined(nfa, classes.sets_of_class[0])
+    if strip:
+        # White space goes before there are bytes, which multiply the states.
+        of_characters = _stripped(of_characters, classes.is_other[0])
+    return classes.over_bytes(of_characters)
+
+
+@dataclass(frozen=True)
+class OfCharacters:
+    """An automaton over classes of characters."""
+
+    automaton: Automaton
+    classes: _Classes
+
+    def class_of(self, code_point: int) -> int:
+        """The automaton's class of a character."""
+        return int(self.automaton.class_of_token[self.classes.of_code_point[code_point]])
+
+    def over_bytes(self, automaton: Automaton) -> Automaton:
+        """An automaton with the classes of this one over bytes; its first states are those of `automaton`."""
+        return self.classes.over_bytes(automaton)
+
+
+def searched(patterns: Sequence[str], apart: Sequence[str], at_least: int, at_most: int | None) -> OfCharacters:
+    r"""Texts of so many characters in each of which every pattern is found, as by `re.search`; `\w` and `\d` are of ASCII.
+
+    The characters of each pattern in `apart` have classes of their own.
+    """
+    everything = f"(?s:.{{{at_least},{'' if at_most is None else at_most}}})"
+    nfas = [_parsed(f"(?s:.*)(?a:{pattern})(?s:.*)") for pattern in patterns] + [_parsed(everything)]
+    classes = _Classes.of(nfas, [_characters(one, 0) for one in apart])
+    parts = [_determined(nfa, sets) for nfa, sets in zip(nfas, classes.sets_of_class, strict=True)]
+    both = intersection(parts)
+    # One class for every class of characters: what is kept apart stays so.
+    every = torch.arange(len(both.class_of_token))
+    apart_still = Automaton(every, both.next_state[:, both.class_of_token], both.start, both.accepting)
+    return OfCharacters(apart_still, classes)
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """Characters that nothing tells apart."""
+
+    of_code_point: Int[np.ndarray, " P"]
+    sets_of_class: list[list[frozenset[int]]]
+    """Of each NFA, the sets that each class is in, by the NFA's numbers."""
+    is_other: list[Bool[np.ndarray, " N"]]
+    """Of each other set, the classes that are in it."""
+
+    @classmethod
+    def of(cls, nfas: Sequence[_Nfa], others: Sequence[Edges]) -> _Classes:
+        sets: list[Edges] = []
+        begins = []
+        for nfa in nfas:
+            begins.append(len(sets))
+            for one, flags in nfa.sets:
+                check_time("sets of characters", len(sets))
+                sets.append(_characters(one, flags))
+        of_code_point, sets_of_class = _character_classes([*sets, *others])
+        own = [
+            [
+                frozenset(number - begin for number in found if begin <= number < begin + len(nfa.sets))
+                for found in sets_of_class
+            ]
+            for nfa, begin in zip(nfas, begins, strict=True)
+        ]
+        is_other = [np.array([len(sets) + number in found for found in sets_of_class]) for number in range(len(others))]
+        return cls(of_code_point, own, is_other)
+
+    def over_bytes(self, of_characters: Automaton) -> Automaton:
+        return over_bytes(of_characters, of_characters.class_of_token.numpy()[self.of_code_point])
 
 
 @dataclass

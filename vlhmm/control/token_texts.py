@@ -45,6 +45,8 @@ class TokenTexts:
 
     bytes_of_token: tuple[bytes | None, ...]
     joiner: bytes = b""
+    drops_space: bool = False
+    """A space at the beginning is no part of the text: SentencePiece puts one before the first word and takes it away."""
 
     @property
     def num_tokens(self) -> int:
@@ -90,10 +92,13 @@ class TokenTexts:
         kept, so that the cost hardly grows with the vocabulary.
         """
         next_state, start, accepting = of_bytes.next_state.numpy(), of_bytes.start, of_bytes.accepting
-        if self.joiner:
+        if self.drops_space:
+            of_bytes = _space_apart(of_bytes)
+            next_state = of_bytes.next_state.numpy()
+        if self.joiner or self.drops_space:
             # The first token has no joiner before it: a new start, which no state leads to, reads one for nothing.
             begin = next_state[[start]]
-            begin[:, _classes(of_bytes, self.joiner[:1])] = start
+            begin[:, _classes(of_bytes, self.joiner[:1] or b" ")] = start
             next_state, start = np.concatenate([next_state, begin]), len(next_state)
             accepting = torch.cat([accepting, accepting[[of_bytes.start]]])
         num_states, num_classes = next_state.shape
@@ -160,6 +165,16 @@ class TokenTexts:
         return Automaton(class_of_token, next_state, of_spelt.start, accepting)
 
 
+def _space_apart(of_bytes: Automaton) -> Automaton:
+    """The same automaton, with a class for the space alone."""
+    class_of_byte = of_bytes.class_of_token.clone()
+    column = of_bytes.next_state[:, class_of_byte[ord(" ")]]
+    class_of_byte[ord(" ")] = of_bytes.num_classes
+    return replace(
+        of_bytes, class_of_token=class_of_byte, next_state=torch.cat([of_bytes.next_state, column[:, None]], dim=1)
+    )
+
+
 def _classes(of_bytes: Automaton, text: bytes) -> Int[np.ndarray, " N"]:
     classes: Int[np.ndarray, " N"] = of_bytes.class_of_token.numpy()[np.frombuffer(text, dtype=np.uint8)]
     return classes
@@ -184,7 +199,16 @@ def _read(backend: tokenizers.Tokenizer, special_ids: Collection[int]) -> TokenT
     for name, i in ids.items():
         if i not in without_text:
             texts[i] = name.encode() if i in added else spell(name)
-    return TokenTexts(tuple(texts), joiner)
+    return TokenTexts(tuple(texts), joiner, not joiner and _drops_space(fields["decoder"]))
+
+
+def _drops_space(decoder: dict[str, Any]) -> bool:
+    """Whether a text that begins with a space is decoded without it."""
+    return any(
+        (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for step in decoder.get("decoders", [decoder])
+    )
 
 
 def _spelling(decoder: dict[str, Any] | None, word_level: bool) -> tuple[Callable[[str], bytes], bytes]:

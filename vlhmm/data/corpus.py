@@ -139,8 +139,8 @@ def load_corpus(
         data_dir: Folder with ptb/ and wikitext-2/; None: the environment variable `VLHMM_DATA`, else they are downloaded.
         tokenizer: "bpe", "words", "whitespace", a tokenizer, a `tokenizer.json`, a folder with one, or a SentencePiece `.model`; None: "bpe",
             but "whitespace" for pydocs, ptb and wikitext-2.
-        vocab_size: Number of tokens of a tokenizer that is made, at most; None: 4 * sqrt(bytes of the training text), at least 512
-            and at most 32,768, for "bpe", and no limit for words.
+        vocab_size: Number of tokens of a tokenizer that is made, at most; None: 8 * sqrt(bytes of the training text), at least 512
+            and at most 16,384, for "bpe", and no limit for words.
         min_count: How often a piece or word occurs in the training text at least; None: 2 (pydocs: 3, ptb and wikitext-2: 1).
         cache: Keep the extracted text of pydocs on disk.
         valid: File of the validation text; needs `test`.

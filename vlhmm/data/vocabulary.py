@@ -20,7 +20,7 @@ from vlhmm.data.tokenizer import EOS, UNK, Tokenizer, load_tokenizer, word_token
 Kind = Literal["bpe", "words", "whitespace"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 MIN_COUNT: Final = 2
-MIN_VOCAB_SIZE, MAX_VOCAB_SIZE = 512, 32_768
+MIN_VOCAB_SIZE, MAX_VOCAB_SIZE = 512, 16_384
 # Every byte and EOS.
 _LEAST_BPE: Final = 257
 # The counts of a vocabulary are held in memory, and so is the text that merges are learnt from.
@@ -29,11 +29,11 @@ MAX_LEARNT_CHARS: Final = 1 << 25
 
 
 def vocab_size_for(num_bytes: int) -> int:
-    """Vocabulary size for a training text of so many bytes: 4 * sqrt(bytes), at least 512 and at most 32,768.
+    """Vocabulary size for a training text of so many bytes: 8 * sqrt(bytes), at least 512 and at most 16,384.
 
     The number of different words of a text grows about so too (Heaps' law).
     """
-    return max(MIN_VOCAB_SIZE, min(MAX_VOCAB_SIZE, 4 * math.isqrt(num_bytes)))
+    return max(MIN_VOCAB_SIZE, min(MAX_VOCAB_SIZE, 8 * math.isqrt(num_bytes)))
 
 
 @dataclass(frozen=True)

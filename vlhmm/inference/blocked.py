@@ -49,7 +49,7 @@ def blocked_window(
     if boundary is not None or run.token_log_probs.requires_grad:
         # A boundary has rows for every sequence, and nothing shall flow back through numbers that vanished.
         return plain_window(tables, batch, belief, boundary)
-    part = Batch(batch.tokens[rows], batch.lengths[rows])
+    part = batch.of(rows)
     carried = None if belief is None else belief.of(rows)
     log_probs, log_last = plain_window(tables, part, carried, None)
     return run.token_log_probs.index_copy(0, rows, log_probs), run.log_last.index_copy(0, rows, log_last)
@@ -85,7 +85,7 @@ def blocked_factors(
         operands,
         groups.source,
         groups.target,
-        tables.emissions_of(batch.tokens),
+        batch.with_evidence(tables.emissions_of(batch.tokens)),
         batch.lengths,
         None if support.partition else support.states_of_group,
     )

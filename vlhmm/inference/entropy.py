@@ -12,6 +12,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
 from vlhmm.inference.posterior import posterior
 from vlhmm.ops.recursion import Factors, filtered
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
 STEP_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}
@@ -29,10 +30,12 @@ class PosteriorEntropy:
         True
     """
 
-    position: Float[Tensor, "B T"]
+    position: Float[Tensor, "*B T"]
     """H(z_t | x) in nats, 0 past the length."""
-    path: Float[Tensor, " B"]
+    path: Float[Tensor, " *B"]
     """H(z_1, ..., z_T | x) in nats: at most the sum over positions."""
+
+    __repr__ = shown
 
 
 @torch.no_grad()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.inference.errors import raise_impossible
@@ -23,11 +23,86 @@ TOKENS_AT_ONCE = 1 << 14
 """Sequences are scored in batches of about this many tokens."""
 
 
-def batches(
-    sequences: Sequence[Tensor], numbers: Sequence[int] | None = None, tokens_at_once: int = TOKENS_AT_ONCE
-) -> Iterator[tuple[list[int], Batch]]:
-    """The sequences (or those numbered so) in batches of similar lengths, each with the numbers of its sequences."""
-    order = sorted(range(len(sequences)) if numbers is None else numbers, key=lambda i: len(sequences[i]))
+@dataclass(frozen=True)
+class Data:
+    """What is fitted to: sequences of token ids, and what is known of their states."""
+
+    sequences: Sequence[Tensor]
+    states: Sequence[Tensor] | None = None
+    """Of each sequence the state at each position, -1 where it is unknown; None: none is known."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(sequence) for sequence in self.sequences)
+
+    def of(self, numbers: Sequence[int]) -> Data:
+        states = None if self.states is None else [self.states[number] for number in numbers]
+        return Data([self.sequences[number] for number in numbers], states)
+
+    def batches(self, tables: Tables) -> Iterator[tuple[list[int], Batch]]:
+        for chosen, batch in batches(self.sequences):
+            if self.states is None:
+                yield chosen, batch
+            else:
+                members = [self.states[number] for number in chosen]
+                padded = torch.nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=-1)
+                yield chosen, with_states(batch, padded, tables)
+
+
+def with_states(batch: Batch, states: Int[Tensor, "B T"], tables: Tables) -> Batch:
+    """The batch with its states known, where they are not -1: all others are impossible."""
+    known, emitting = states[:, :, None], tables.support.states_of(batch.tokens)
+    possible = (known < 0) | (emitting == known)
+    evidence = torch.zeros(possible.shape, dtype=tables.dtype, device=tables.device)
+    return replace(batch, log_evidence=evidence.masked_fill_(~possible, -torch.inf))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Which probabilities stay as they are; the others of their distribution share what these leave."""
+
+    start: Bool[Tensor, " Z"]
+    transition: Bool[Tensor, "Z Z"]
+    emission: Bool[Tensor, "X K"]
+    """In the layout of `Tables.log_emission`."""
+
+    def counts(self, counts: Counts) -> Counts:
+        return Counts(
+            counts.start.masked_fill(self.start, 0.0),
+            counts.transition.masked_fill(self.transition, 0.0),
+            counts.emission.masked_fill(self.emission, 0.0),
+        )
+
+    def shares(self, shares: Tables, tables: Tables) -> Tables:
+        """The free probabilities as shares of what the fixed ones leave, put beside these: distributions."""
+        old, new = _logs(tables), _logs(shares)
+        rooms = (
+            old[0].exp().masked_fill(self.start, 0.0).sum(),
+            old[1].exp().masked_fill(self.transition, 0.0).sum(1, keepdim=True),
+            state_totals(old[2].exp().masked_fill(self.emission, 0.0), tables.support),
+        )
+        masks = (self.start, self.transition, self.emission)
+        parts = [
+            torch.where(mask, one, other + room.log())
+            for mask, one, other, room in zip(masks, old, new, rooms, strict=True)
+        ]
+        return replace(tables, log_start=parts[0], transition=TableTransition(parts[1]), log_emission=parts[2])
+
+    def kept(self, tables: Tables, before: Tables) -> Tables:
+        """`tables` with the fixed probabilities of `before`, bit for bit."""
+        masks = (self.start, self.transition, self.emission)
+        parts = [torch.where(*three) for three in zip(masks, _logs(before), _logs(tables), strict=True)]
+        return replace(tables, log_start=parts[0], transition=TableTransition(parts[1]), log_emission=parts[2])
+
+
+def _logs(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    assert isinstance(tables.transition, TableTransition)
+    return tables.log_start, tables.transition.log_prob, tables.log_emission
+
+
+def batches(sequences: Sequence[Tensor], tokens_at_once: int = TOKENS_AT_ONCE) -> Iterator[tuple[list[int], Batch]]:
+    """The sequences in batches of similar lengths, each with the numbers of its sequences."""
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     while order:
         longest = len(sequences[order[-1]])
         chosen = order[-max(1, tokens_at_once // longest) :]
@@ -95,18 +170,47 @@ def mixed(new: Tables, old: Tables, rate: float) -> Tables:
     )
 
 
-def em_steps(tables: Tables, sequences: Sequence[Tensor]) -> Iterator[tuple[Tables, float]]:
+@dataclass(frozen=True)
+class Restrictions:
+    """What fitting keeps to."""
+
+    fixed: Fixed | None = None
+    pseudocount: float = 0.0
+    """Added to every count of a probability that is free."""
+
+    def maximized(self, counts: Counts, tables: Tables) -> Tables:
+        """The M step: what is most likely given the counts, among the tables that differ in free probabilities only."""
+        if self.fixed is None:
+            return maximized(counts, tables, self.pseudocount)
+        if self.pseudocount:
+            counts = Counts(*(getattr(counts, name) + self.pseudocount for name in ("start", "transition", "emission")))
+        free = self.fixed.counts(counts)
+        shares = _logs(self.fixed.shares(maximized(free, tables), tables))
+        # A distribution without free counts stays as it is.
+        used = (
+            free.start.sum() > 0,
+            free.transition.sum(1, keepdim=True) > 0,
+            state_totals(free.emission, tables.support) > 0,
+        )
+        parts = [torch.where(*three) for three in zip(used, shares, _logs(tables), strict=True)]
+        return replace(tables, log_start=parts[0], transition=TableTransition(parts[1]), log_emission=parts[2])
+
+
+def em_steps(tables: Tables, data: Data, restrictions: Restrictions) -> Iterator[tuple[Tables, float]]:
     """Full-batch Baum-Welch for ever: the tables after each step, and log p of the sequences before it."""
-    tables, numbered = as_table(tables), list(batches(sequences))
+    tables = as_table(tables)
+    # Put together once; what is known of states takes a number a state, so it is made anew each time.
+    numbered = list(data.batches(tables)) if data.states is None else None
     while True:
-        counts, log_prob = total_counts(tables, numbered)
-        tables = maximized(counts, tables)
+        counts, log_prob = total_counts(tables, data.batches(tables) if numbered is None else numbered)
+        tables = restrictions.maximized(counts, tables)
         yield tables, log_prob
 
 
 def minibatch_em_steps(
     tables: Tables,
-    sequences: Sequence[Tensor],
+    data: Data,
+    restrictions: Restrictions,
     batch_size: int,
     rate: float,
     generator: torch.Generator | None,
@@ -115,27 +219,40 @@ def minibatch_em_steps(
     tables = as_table(tables)
     while True:
         log_prob = 0.0
-        for chosen in torch.randperm(len(sequences), generator=generator).split(batch_size):
-            counts, part_log_prob = total_counts(tables, batches(sequences, chosen.tolist()))
-            tables = mixed(maximized(counts, tables), tables, rate)
+        for chosen in torch.randperm(len(data.sequences), generator=generator).split(batch_size):
+            numbers = chosen.tolist()
+            part = ((_numbered(numbers, some), batch) for some, batch in data.of(numbers).batches(tables))
+            counts, part_log_prob = total_counts(tables, part)
+            new = mixed(restrictions.maximized(counts, tables), tables, rate)
+            tables = new if restrictions.fixed is None else restrictions.fixed.kept(new, tables)
             log_prob += part_log_prob
         yield tables, log_prob
 
 
-def adam_steps(tables: Tables, sequences: Sequence[Tensor], learning_rate: float) -> Iterator[tuple[Tables, float]]:
+def _numbered(numbers: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    return [numbers[number] for number in chosen]
+
+
+def adam_steps(
+    tables: Tables, data: Data, restrictions: Restrictions, learning_rate: float
+) -> Iterator[tuple[Tables, float]]:
     """Gradient ascent on log p for ever: the tables after each pass, and log p as seen during it."""
-    tables = as_table(tables)
-    assert isinstance(tables.transition, TableTransition)
+    tables, fixed = as_table(tables), restrictions.fixed
     # Logits start from the logs; a zero stays a zero, since its gradient is 0.
-    logits = [
-        table.detach().clone().requires_grad_()
-        for table in (tables.log_start, tables.transition.log_prob, tables.log_emission)
-    ]
+    logits = [table.detach().clone().requires_grad_() for table in _logs(tables)]
     optimizer = torch.optim.Adam(logits, lr=learning_rate)
+
+    def normalized() -> Tables:
+        if fixed is None:
+            return _normalized(logits, tables)
+        masks = (fixed.start, fixed.transition, fixed.emission)
+        open_logits = [one.masked_fill(mask, -torch.inf) for one, mask in zip(logits, masks, strict=True)]
+        return fixed.shares(_normalized(open_logits, tables), tables)
+
     while True:
         log_prob = 0.0
-        for chosen, batch in batches(sequences):
-            current = _normalized(logits, tables)
+        for chosen, batch in data.batches(tables):
+            current = normalized()
             token_log_probs = score(current, batch).token_log_probs
             raise_impossible(token_log_probs.detach(), 0, torch.tensor(chosen), "fit")
             optimizer.zero_grad()
@@ -143,8 +260,14 @@ def adam_steps(tables: Tables, sequences: Sequence[Tensor], learning_rate: float
             optimizer.step()
             log_prob += float(token_log_probs.detach().double().sum())
         with torch.no_grad():
-            fitted = _normalized(logits, tables)
+            fitted = normalized()
         yield fitted, log_prob
+
+
+@torch.no_grad()
+def total_log_prob(tables: Tables, data: Data) -> float:
+    """log p of all sequences (and of what is known of their states), in float64."""
+    return sum(float(score(tables, batch).token_log_probs.double().sum()) for _, batch in data.batches(tables))
 
 
 def _normalized(logits: Sequence[Tensor], tables: Tables) -> Tables:

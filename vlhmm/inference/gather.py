@@ -43,10 +43,20 @@ class Batch:
     lengths: Int[Tensor, " B"]
     full: bool = False
     """All lengths are known to be T, without a look at them."""
+    log_evidence: Float[Tensor, "B T K"] | None = None
+    """Added to the log emission at each position: log-likelihoods of states, or 0 and -inf where states are known."""
 
     @property
     def num_positions(self) -> int:
         return self.tokens.shape[1]
+
+    def of(self, sequences: Int[Tensor, " R"] | slice) -> Batch:
+        """Some sequences of the batch."""
+        evidence = None if self.log_evidence is None else self.log_evidence[sequences]
+        return Batch(self.tokens[sequences], self.lengths[sequences], log_evidence=evidence)
+
+    def with_evidence(self, log_emission: Float[Tensor, "B T K"]) -> Float[Tensor, "B T K"]:
+        return log_emission if self.log_evidence is None else log_emission + self.log_evidence
 
     def within(self) -> Tensor:
         return torch.arange(self.num_positions, device=self.lengths.device) < self.lengths[:, None]
@@ -141,8 +151,8 @@ def window_factors(
 def window_emission(tables: AnyTables, batch: Batch) -> Float[Tensor, "B T K"]:
     """log p(x_t | z) over the K states of each token."""
     if isinstance(tables, Tables):
-        return word_rows(tables.log_emission, batch.tokens)
-    return tables.emissions_of(batch.tokens)
+        return batch.with_evidence(word_rows(tables.log_emission, batch.tokens))
+    return batch.with_evidence(tables.emissions_of(batch.tokens))
 
 
 def _entered(starts: Starts, belief: Belief, boundary: Boundary, support: Support) -> Starts:
@@ -201,4 +211,5 @@ def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"],
         if not rows.numel():
             return
         tokens = batch.tokens[rows, first : first + window]
-        yield first, rows, Batch(tokens, left[rows].clamp(max=tokens.shape[1]))
+        evidence = None if batch.log_evidence is None else batch.log_evidence[rows, first : first + window]
+        yield first, rows, Batch(tokens, left[rows].clamp(max=tokens.shape[1]), log_evidence=evidence)

@@ -13,7 +13,7 @@ Sums run in float64, and a table of all pairs of states is made in blocks, only 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,7 @@ from vlhmm.inference.moves import BLOCK_BYTES, ENDED, MISSING, Block, Moves, max
 from vlhmm.inference.sampling import StateWords, draw, require_drawn
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
 
@@ -44,7 +45,7 @@ class Infilled:
         tensor([-1.0347, -0.9788])
     """
 
-    log_prob: Float[Tensor, " B"]
+    log_prob: Float[Tensor, " *B"]
     """log p(the known tokens), the missing ones summed out."""
     rows: Int[Tensor, " N"]
     """The sequence of each missing token."""
@@ -52,14 +53,16 @@ class Infilled:
     """The position of each missing token in its sequence."""
     probs: Float[Tensor, "N X"]
     """p(the missing token | the other known tokens) over the vocabulary."""
-    samples: Int[Tensor, "B num T"]
+    samples: Int[Tensor, "*B num T"]
     """Whole texts, the missing tokens drawn jointly from their exact distribution; -1 past the length."""
-    best: Int[Tensor, "B T"]
+    best: Int[Tensor, "*B T"]
     """The text with its best filling; -1 past the length. One missing token: the most likely one. Several: the tokens of the most
     likely pair of tokens and states from the first missing position to the last (the most likely tokens alone, over all their
     state paths, would need a search that grows exponentially)."""
-    best_log_prob: Float[Tensor, " B"]
+    best_log_prob: Float[Tensor, " *B"]
     """log p(the best filling | the rest), over all its state paths."""
+
+    __repr__ = shown
 
 
 @dataclass(frozen=True)
@@ -346,6 +349,17 @@ def infill(
         samples,
         best,
         best_log_prob.clamp(max=0.0).to(tables.dtype),
+    )
+
+
+def without_batch(filled: Infilled) -> Infilled:
+    """The answer for one sequence; missing tokens have an axis of their own."""
+    return replace(
+        filled,
+        log_prob=filled.log_prob[0],
+        samples=filled.samples[0],
+        best=filled.best[0],
+        best_log_prob=filled.best_log_prob[0],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from vlhmm.inference.gather import Batch, default_window, window_factors, window
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import recursion
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 from vlhmm.transitions import TableTransition
 
@@ -27,14 +29,16 @@ class Posterior:
         (tensor([0, 1]), tensor([0.8765, 0.1235]))
     """
 
-    probs: Float[Tensor, "B T K"]
+    probs: Float[Tensor, "*B T K"]
     """p(z_t | x) over `states`, 0 past the length."""
-    states: Int[Tensor, "B T K"]
+    states: Int[Tensor, "*B T K"]
     """The states that can emit x_t."""
     num_states: int
     """Number of states of the HMM, Z."""
 
-    def dense(self) -> Float[Tensor, "B T Z"]:
+    __repr__ = shown
+
+    def dense(self) -> Float[Tensor, "*B T Z"]:
         """Spread p(z_t | x) over all Z states.
 
         Returns:
@@ -49,15 +53,15 @@ class Posterior:
             tensor([[[0.2941, 0.7059],
                      [0.0000, 1.0000]]])
         """
-        size, num_positions, _ = self.probs.shape
+        *size, num_positions, _ = self.probs.shape
         require_memory(
-            size * num_positions * self.num_states * self.probs.element_size(),
-            f"the posterior of {size} x {num_positions} tokens over all {self.num_states} states",
+            math.prod(size) * num_positions * self.num_states * self.probs.element_size(),
+            f"the posterior of {' x '.join(map(str, [*size, num_positions]))} tokens over all {self.num_states} states",
             "use .probs and .states, which hold only the states that can emit each token",
             self.probs.device,
         )
-        dense = self.probs.new_zeros(size, num_positions, self.num_states)
-        return dense.scatter_(2, self.states.expand_as(self.probs), self.probs)
+        dense = self.probs.new_zeros(*size, num_positions, self.num_states)
+        return dense.scatter_(-1, self.states.expand_as(self.probs), self.probs)
 
 
 @torch.no_grad()
@@ -117,7 +121,9 @@ class Counts:
     transition: Float[Tensor, "Z Z"]
     """How often each source state (row) is followed by each target state."""
     emission: Float[Tensor, "X K"]
-    """How often each word is emitted by each of the K states that can emit it."""
+    """How often each word is emitted by each of the K states that can emit it; no rows after log-likelihoods, which have no words."""
+
+    __repr__ = shown
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.start + other.start, self.transition + other.transition, self.emission + other.emission)

@@ -9,10 +9,34 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.memory import require_memory
 from vlhmm.tables import Belief, Tables
 
 ROW_BYTES = 1 << 26
 """Transition rows are made this many bytes at a time."""
+
+
+def transition_probs(tables: Tables) -> Float[Tensor, "Z Z"]:
+    """p(z' | z) of all states."""
+    _require_table(tables, "transition", tables.num_states, "read rows of it by hmm.tables.transition.log_rows(states)")
+    return tables.transition.log_rows(torch.arange(tables.num_states, device=tables.device)).exp()
+
+
+def emission_probs(tables: Tables) -> Float[Tensor, "Z X"]:
+    """p(x | z) of all states and words."""
+    _require_table(tables, "emission", tables.num_words, "hmm.tables.log_emission holds only the states of each word")
+    states = tables.support.states_of(torch.arange(tables.num_words, device=tables.device))
+    probs = tables.log_emission.new_zeros(tables.num_words, tables.num_states)
+    return probs.scatter(1, states, tables.log_emission.exp()).T
+
+
+def _require_table(tables: Tables, name: str, width: int, remedy: str) -> None:
+    require_memory(
+        2 * tables.num_states * width * tables.log_emission.element_size(),
+        f"the {name} as a table of {tables.num_states:,} x {width:,} probabilities",
+        remedy,
+        tables.device,
+    )
 
 
 @torch.no_grad()
@@ -69,8 +93,12 @@ def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
 @torch.no_grad()
 def next_token_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B X"]:
     """p(x_t+1 = x | x_<=t) for every word x."""
+    return emitted(tables, next_state_probs(tables, belief))
+
+
+def emitted(tables: Tables, state_probs: Float[Tensor, "B Z"]) -> Float[Tensor, "B X"]:
+    """p(x) of every word x where the states have these probabilities."""
     support = tables.support
-    state_probs = next_state_probs(tables, belief)
     emission = tables.log_emission.exp()
     if support.num_groups == 1:
         return state_probs[:, support.states_of_group[0]] @ emission.T

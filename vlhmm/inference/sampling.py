@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
 from vlhmm.memory import available_bytes, require_memory
 from vlhmm.ops.recursion import filtered
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
 
@@ -80,13 +84,33 @@ def require_drawn(num: int, bytes_each: int, what: str, device: torch.device, fi
     require_memory(fixed + num * bytes_each, what, remedy, device)
 
 
+def dirichlet_tables(
+    num_states: int, num_words: int, concentration: float, generator: torch.Generator | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Start (Z,), transition (Z, Z) and emission (Z, X), each row from a symmetric Dirichlet distribution."""
+    if not 0 < concentration < math.inf:
+        raise ValueError(f"concentration is {concentration}, but must be above 0 and finite")
+    # Drawn, checked and turned to logs in float64.
+    require_memory(
+        4 * 8 * num_states * (num_states + num_words),
+        f"a random HMM of {num_states:,} states and {num_words:,} words",
+        "use fewer states; models of many states store factors: see vlhmm.neural_hmm",
+        torch.device("cpu"),
+    )
+    # NumPy draws from Dirichlet distributions of any concentration without underflow of whole rows.
+    random = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
+    start = random.dirichlet(np.full(num_states, float(concentration)))
+    transition = random.dirichlet(np.full(num_states, float(concentration)), num_states)
+    return start, transition, random.dirichlet(np.full(num_words, float(concentration)), num_states)
+
+
 @dataclass(frozen=True)
 class Sample:
     """Texts drawn from the model, with the states that emitted them.
 
     Example:
         >>> hmm = vlhmm.HMM.from_probabilities([0.6, 0.4], [[0.7, 0.3], [0.4, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.3, 0.6]])
-        >>> drawn = hmm.sample(3, 4, generator=torch.Generator().manual_seed(0))
+        >>> drawn = hmm.sample(3, 4, seed=0)
         >>> drawn.tokens.shape, drawn.states.shape
         (torch.Size([3, 4]), torch.Size([3, 4]))
     """
@@ -95,6 +119,8 @@ class Sample:
     """State numbers."""
     tokens: Int[Tensor, "N T"]
     """Token ids."""
+
+    __repr__ = shown
 
 
 @torch.no_grad()

@@ -32,10 +32,10 @@ def parallel_token_log_probs(tables: Tables, batch: Batch, belief: Belief | None
     rows = [
         _one_sequence(
             tables,
-            tokens[:length],
+            _stretches(batch.of(slice(row, row + 1)), 0, length, length),
             None if belief is None else belief.of(slice(row, row + 1)),
         )
-        for row, (tokens, length) in enumerate(zip(batch.tokens, batch.lengths.tolist(), strict=True))
+        for row, length in enumerate(batch.lengths.tolist())
     ]
     token_log_probs = tables.log_emission.new_zeros(batch.tokens.shape)
     for row, log_probs in enumerate(rows):
@@ -43,19 +43,27 @@ def parallel_token_log_probs(tables: Tables, batch: Batch, belief: Belief | None
     return token_log_probs
 
 
-def _one_sequence(tables: Tables, tokens: Tensor, belief: Belief | None) -> Float[Tensor, " T"]:
-    stretch = max(1, int(tokens.shape[0] ** 0.5))
-    head_length = tokens.shape[0] % stretch or stretch
+def _stretches(sequence: Batch, first: int, end: int, length: int) -> Batch:
+    """One sequence from `first` to `end`, in stretches of `length`."""
+    tokens, evidence = sequence.tokens[0, first:end].view(-1, length), sequence.log_evidence
+    if evidence is not None:
+        evidence = evidence[0, first:end].view(*tokens.shape, -1)
+    return Batch(tokens, torch.full_like(tokens[:, 0], length), log_evidence=evidence)
+
+
+def _one_sequence(tables: Tables, whole: Batch, belief: Belief | None) -> Float[Tensor, " T"]:
+    length = whole.num_positions
+    stretch = max(1, int(length**0.5))
+    head_length = length % stretch or stretch
     # The first, shorter stretch goes alone: all others are of one length and begin from a belief.
-    head = score(tables, Batch(tokens[None, :head_length], tokens.new_tensor([head_length])), belief)
-    if head_length == tokens.shape[0]:
+    head = score(tables, _stretches(whole, 0, head_length, head_length), belief)
+    if head_length == length:
         return head.token_log_probs[0]
-    stretches = tokens[head_length:].view(-1, stretch)
-    before = torch.cat([tokens[None, head_length - 1], stretches[:-1, -1]])
-    lengths = torch.full_like(before, stretch)
+    stretches = _stretches(whole, head_length, length, stretch)
+    before = torch.cat([whole.tokens[0, head_length - 1 : head_length], stretches.tokens[:-1, -1]])
     states = tables.support.states_per_word
     unknown = Belief(before, tables.log_emission.new_zeros(before.shape[0], states))
-    factors = window_factors(tables, Batch(stretches, lengths), unknown)
+    factors = window_factors(tables, stretches, unknown)
     transfers, trusted, least_sum = _transfers(factors)
     log_beliefs = [head.belief.log_probs[0]]
     for transfer in transfers[:-1]:
@@ -65,8 +73,8 @@ def _one_sequence(tables: Tables, tokens: Tensor, belief: Belief | None) -> Floa
         log_beliefs.append((following / total).log())
     if not bool(trusted):
         # Numbers near the smallest of their type, or an impossible text: the serial pass decides.
-        return score(tables, Batch(tokens[None], tokens.new_tensor([tokens.shape[0]])), belief).token_log_probs[0]
-    scored = score(tables, Batch(stretches, lengths), Belief(before, torch.stack(log_beliefs)))
+        return score(tables, whole, belief).token_log_probs[0]
+    scored = score(tables, stretches, Belief(before, torch.stack(log_beliefs)))
     return torch.cat([head.token_log_probs[0], scored.token_log_probs.flatten()])
 
 

@@ -13,6 +13,7 @@ from vlhmm.inference.blocked import blocked_window, kernels_take
 from vlhmm.inference.by_products import by_products, product_window
 from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, window_for, windows
 from vlhmm.ops.recursion import filtered, kernels_run, recursion
+from vlhmm.records import shown
 from vlhmm.support import Support
 from vlhmm.tables import AnyTables, Belief, Tables
 
@@ -113,12 +114,14 @@ class Filtered:
         (tensor([0.2121, 0.7879]), tensor([0.2121, 0.7879]))
     """
 
-    probs: Float[Tensor, "B T K"]
+    probs: Float[Tensor, "*B T K"]
     """p(z_t | x_<=t) over `states`, 0 past the length."""
-    states: Int[Tensor, "B T K"]
+    states: Int[Tensor, "*B T K"]
     """The states that can emit x_t."""
     belief: Belief
     """What is known after the last token: the `belief` with which a query continues the text."""
+
+    __repr__ = shown
 
 
 @torch.no_grad()

@@ -67,7 +67,9 @@ class SmallQueries:
         return None if found is None else found[0]
 
     def counts_of(self, batch: Batch) -> tuple[Counts, Float[Tensor, "B T"]] | None:
-        """Expected counts and log p(x_t | x_<t) of a checked batch."""
+        """Expected counts and log p(x_t | x_<t) of a checked batch; evidence of its states is for other code."""
+        if batch.log_evidence is not None:
+            return None
         return self._counts(SmallText(batch.tokens.numpy(), batch.lengths.numpy(), self._reset))
 
     def best_path(self, tokens: Any, lengths: Any) -> Paths | None:

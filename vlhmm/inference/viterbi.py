@@ -12,6 +12,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
 from vlhmm.ops.max_product import max_product, trace
 from vlhmm.ops.recursion import Factors, recursion
+from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
 
@@ -30,10 +31,12 @@ class Paths:
                 [-3.0366]])
     """
 
-    states: Int[Tensor, "B k T"]
+    states: Int[Tensor, "*B k T"]
     """State numbers, best path first; -1 past the length, and everywhere in a path that does not exist."""
-    log_prob: Float[Tensor, "B k"]
+    log_prob: Float[Tensor, "*B k"]
     """log p(x, z), given the text before if there was a belief; -inf where a sequence has fewer than k paths."""
+
+    __repr__ = shown
 
 
 def begun_from_past(factors: Factors) -> Factors:

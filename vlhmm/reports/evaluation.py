@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,45 @@ class HeldOutText:
     valid: Evaluation
     """Of the HMM."""
     test: Evaluation
+    bits_per_byte: dict[str, dict[str, float | None]]
+    """By model, then by split; None: the number of bytes is not known, or the tokens do not spell every text."""
+    comparison: str | None
+    """Which is better on the test text, the HMM or Kneser-Ney, in a sentence; None: there is no Kneser-Ney."""
+
+
+def compare_with_kneser_ney(hmm: Evaluation, kneser_ney: Evaluation) -> str:
+    """Say which of the two gives a text more probability, and by how much, whichever it is.
+
+    Args:
+        hmm: The text by the HMM.
+        kneser_ney: The same tokens by Kneser-Ney.
+
+    Returns:
+        A sentence with both figures: bits per byte where they are known, else perplexities.
+
+    Example:
+        >>> from vlhmm.evaluate import Evaluation
+        >>> from vlhmm.reports.evaluation import compare_with_kneser_ney
+        >>> def scored(perplexity, bits):
+        ...     return Evaluation(perplexity, -100.0, 20, 0, None, bits, None, "one stream")
+        >>> compare_with_kneser_ney(scored(90.0, 2.25), scored(100.0, 2.3))
+        'HMM better than Kneser-Ney 5-gram on the test text: 2.250 against 2.300 bits per byte, 2.2 % less'
+        >>> compare_with_kneser_ney(scored(110.0, None), scored(100.0, None))
+        'HMM worse than Kneser-Ney 5-gram on the test text: perplexity 110.0 against 100.0, 10.0 % more'
+    """
+    if hmm.bits_per_byte is None or kneser_ney.bits_per_byte is None:
+        ours, theirs = hmm.perplexity, kneser_ney.perplexity
+        figures = f"perplexity {ours:,.1f} against {theirs:,.1f}"
+    else:
+        ours, theirs = hmm.bits_per_byte, kneser_ney.bits_per_byte
+        figures = f"{ours:.3f} against {theirs:.3f} bits per byte"
+    if ours == theirs:
+        return f"{HMM_NAME} as good as {KNESER_NEY} on the test text: {figures}"
+    how, much = ("better", "less") if ours < theirs else ("worse", "more")
+    # Infinite where a model gives the text no probability; no bits where it is certain.
+    compared = math.isfinite(ours + theirs) and theirs > 0
+    by = f", {abs(ours / theirs - 1):.1%} {much}".replace("%", " %") if compared else ""
+    return f"{HMM_NAME} {how} than {KNESER_NEY} on the test text: {figures}{by}"
 
 
 def evaluating_held_out(model: Model, corpus: Corpus) -> Generator[Progress | Note, None, HeldOutText]:
@@ -100,12 +140,14 @@ def evaluating_held_out(model: Model, corpus: Corpus) -> Generator[Progress | No
         for split, tokens in (("valid", corpus.valid), ("test", corpus.test)):
             steps = evaluating(scorer, tokens, corpus.tokenizer, what=f"scoring {split}")
             evaluations[name][split] = yield from steps
+    ours, kneser_ney = evaluations[HMM_NAME], evaluations.get(KNESER_NEY)
     return HeldOutText(
-        {
-            name: {split: evaluation.perplexity for split, evaluation in by_split.items()}
-            for name, by_split in evaluations.items()
+        {name: {split: one.perplexity for split, one in by.items()} for name, by in evaluations.items()},
+        **ours,
+        bits_per_byte={
+            name: {split: one.bits_per_byte for split, one in by.items()} for name, by in evaluations.items()
         },
-        **evaluations[HMM_NAME],
+        comparison=None if kneser_ney is None else compare_with_kneser_ney(ours["test"], kneser_ney["test"]),
     )
 
 

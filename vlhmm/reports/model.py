@@ -25,6 +25,10 @@ class RunSummary:
     command: str | None
     perplexity: dict[str, dict[str, float]] | None
     """Of the held-out text, by model and split."""
+    bits_per_byte: dict[str, dict[str, float | None]] | None
+    """The same in bits per byte; None: an older run, or one on samples."""
+    comparison: str | None
+    """Whether it is better than Kneser-Ney, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def training_summary(folder: Path) -> TrainingSummary | None:
     run = None
     if (folder / RESULTS).exists():
         results = read_json_object(folder / RESULTS)
-        names = ("stopped", "train_seconds", "device", "seed", "command", "perplexity")
+        names = ("stopped", "train_seconds", "device", "seed", "command", "perplexity", "bits_per_byte", "comparison")
         run = RunSummary(**{name: results.get(name) for name in names})
     return TrainingSummary(
         step=last["step"],

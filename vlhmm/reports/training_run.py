@@ -17,7 +17,7 @@ from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.distillation.material import DrawnSamples, HeldOutSamples, held_out_samples
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
-from vlhmm.progress import Note, Progress, result_of
+from vlhmm.progress import Note, Progress, duration, result_of
 from vlhmm.provenance import device_name
 from vlhmm.reports.evaluation import HeldOutText, evaluating_held_out
 from vlhmm.reports.json_values import as_values
@@ -25,9 +25,10 @@ from vlhmm.reports.results import RunResults
 from vlhmm.reports.sources import corpus_label
 from vlhmm.training.checkpoint import TOKENIZER
 from vlhmm.training.em import em_training
+from vlhmm.training.estimate import estimate_seconds
 from vlhmm.training.gradient import training
 from vlhmm.training.joint_phase import JointPhase
-from vlhmm.training.plan import RECIPE, Plan
+from vlhmm.training.plan import RECIPE, Plan, training_steps
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import RESULTS, RunFolder, read_log
 from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped, relay
@@ -161,14 +162,24 @@ def _train(
     model: Model,
     max_seconds: float | None,
     joint: JointPhase | None,
-) -> Generator[StepEvent | CheckEvent, None, Stopped]:
+) -> Generator[Note | StepEvent | CheckEvent, None, Stopped]:
     resume = folder.resume
     if plan.em is None:
         settings = plan.recipe.train
+        if model.group_of_word.device.type == "cpu" and joint is None and not resume:
+            yield Note(_estimate(model, corpus, plan.recipe))
         events = training(model, corpus, settings, joint=joint, out=folder, resume=resume, max_seconds=max_seconds)
     else:
         events = em_training(model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds)
     return (yield from relay(_with_plan(events, plan, corpus, folder, blocks), Stopped))
+
+
+def _estimate(model: Model, corpus: Corpus, recipe: Recipe) -> str:
+    settings, steps = recipe.train, training_steps(recipe, corpus)
+    return (
+        f"about {duration(estimate_seconds(model, corpus, settings))} for {steps:,} steps, epochs = {settings.epochs}, by the time "
+        "of a few; fewer by --set epochs=N, an earlier end by --max-seconds S"
+    )
 
 
 def _with_plan(

@@ -156,6 +156,12 @@ PRESETS: dict[str, Recipe] = {
         ModelSettings(states_per_block=256, dim=256, transition="block-factored", initialisation="paper"),
         TrainSettings(epochs=24, batch_size=32, window=64, ema=0.998, weight_decay=0.02),
     ),
+    # Text of one's own on a CPU; `choice.py` adapts epochs, batch and blocks to the amount of text.
+    "cpu": Recipe(
+        BlockSettings(num_blocks=512),
+        ModelSettings(states_per_block=32, dim=128, transition="block-factored", initialisation="paper"),
+        TrainSettings(epochs=12, batch_size=64, window=64, ema=0.99, weight_decay=0.3, checks_per_epoch=1),
+    ),
     "scalar": Recipe(
         BlockSettings(clustering="one", reset="eos"),
         ModelSettings(parameterization="scalar", transition="table", states_per_block=512),

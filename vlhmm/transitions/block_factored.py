@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlhmm.ops.transition_tiles import TransitionOperands, block_factored_tiles
+from vlhmm.records import shown
 from vlhmm.support import Support
 from vlhmm.transitions.rows import check_square, joined, push_by_rows
 
@@ -41,6 +42,9 @@ class BlockFactoredTransition:
     """Features of the source states."""
     into: Float[Tensor, "Y H"]
     """Features of the target states."""
+
+    __repr__ = shown
+
     by_products = False
 
     @property

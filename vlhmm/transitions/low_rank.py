@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.memory import require_memory
+from vlhmm.records import shown
 from vlhmm.support import Support
 from vlhmm.transitions.rows import check_square, joined
 
@@ -29,6 +30,9 @@ class LowRankTransition:
     """log p(r | z): each row sums to one."""
     log_into: Float[Tensor, "Y R"]
     """log p(z' | r): each column sums to one."""
+
+    __repr__ = shown
+
     by_products = True
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vlhmm.ops.row_logsumexp import row_logsumexp
 from vlhmm.ops.transition_tiles import TransitionOperands, softmax_tiles
+from vlhmm.records import shown
 from vlhmm.support import Support
 from vlhmm.transitions.rows import check_square, joined, push_by_rows, to_bf16
 
@@ -34,6 +35,9 @@ class SoftmaxTransition:
     """Features of the target states."""
     log_normalizer: Float[Tensor, " Z"]
     """log sum over z' of exp(out_z . into_z')."""
+
+    __repr__ = shown
+
     by_products = False
 
     @property

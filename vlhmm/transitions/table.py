@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.transition_tiles import TransitionOperands, table_tiles
+from vlhmm.records import shown
 from vlhmm.support import Support
 from vlhmm.transitions.rows import check_square, joined, push_by_rows
 
@@ -27,6 +28,9 @@ class TableTransition:
 
     log_prob: Float[Tensor, "Z Y"]
     """log p(z' | z), source state z in the row."""
+
+    __repr__ = shown
+
     by_products = False
 
     @property

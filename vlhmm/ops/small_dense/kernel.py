@@ -27,7 +27,7 @@ def decorator(fastmath: bool | set[str]) -> Any:
     """`njit` with a cache on disk, beside this file or in the user's cache folder; without one where neither can be written."""
 
     def compile_lazily(function: Any) -> Any:
-        options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
         try:
             return njit(cache=True, **options)(function)
         except RuntimeError:

@@ -1,0 +1,645 @@
+"""JSON schemas as automata: `json_schema`, and how a schema is read.
+
+Every text that the automaton accepts is a JSON value that satisfies the schema. The reverse does not hold: a value has one
+spelling, white space aside, its properties come in the order of the schema, and properties that the schema does not name are
+not written. What cannot be held to exactly is refused, with its place in the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, final
+
+from vlhmm.arguments import check_count, check_text
+from vlhmm.control import byte_parts as bp
+from vlhmm.control import json_values as values
+from vlhmm.control.automaton import Automaton
+from vlhmm.control.constraints import Constraint
+from vlhmm.control.minimise import minimised
+from vlhmm.control.operations import TooManyStates
+from vlhmm.control.regex import pattern_automaton
+from vlhmm.control.time_limit import check_time
+
+Schema = dict[str, Any] | bool
+
+MAX_READ: Final = 5_000
+"""Schemas within a schema, each as often as it is referred to."""
+WHITE_SPACE: Final = " ?"
+
+_ANNOTATIONS: Final = frozenset(
+    [
+        "$schema",
+        "$id",
+        "$comment",
+        "$defs",
+        "definitions",
+        "$anchor",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "discriminator",
+    ]
+)
+_OF_TYPE: Final = {
+    "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
+_COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type")
+_KNOWN: Final = _ANNOTATIONS.union(_COMBINING, *_OF_TYPE.values())
+_WITHOUT_EFFECT: Final = {"uniqueItems": False, "unevaluatedProperties": False, "unevaluatedItems": False}
+"""Values of keywords that change nothing about what is written."""
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class JsonSchema(Constraint):
+    text: str
+    """The schema as JSON."""
+    white_space: str
+    max_depth: int
+    max_length: int | None
+    max_items: int | None
+
+    def __post_init__(self) -> None:
+        check_text("white_space", self.white_space)
+        check_count("max_depth", self.max_depth)
+        for name in ("max_length", "max_items"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if not _only_white_space(minimised(pattern_automaton(self.white_space))):
+            raise ValueError(
+                f"white_space is {self.white_space!r}, which matches more than JSON's white space: space, \\t, \\n, \\r"
+            )
+        if self._part() is None:
+            raise ValueError(
+                "no JSON value satisfies the schema (0 values)"
+                f"{' within max_depth ' + str(self.max_depth) if '$ref' in self.text else ''}; change the schema"
+            )
+
+    def __repr__(self) -> str:
+        options = [
+            f", {name}={value!r}"
+            for name, default in (
+                ("white_space", WHITE_SPACE),
+                ("max_depth", 3),
+                ("max_length", None),
+                ("max_items", None),
+            )
+            if (value := getattr(self, name)) != default
+        ]
+        return f"json_schema({self.text}{''.join(options)})"
+
+    def _part(self) -> bp.Part | None:
+        return _Reader(json.loads(self.text), self).part()
+
+    def over_bytes(self) -> Automaton:
+        return bp.compiled(self._part())
+
+
+def json_schema(
+    schema: Schema | str,
+    *,
+    white_space: str = WHITE_SPACE,
+    max_depth: int = 3,
+    max_length: int | None = None,
+    max_items: int | None = None,
+) -> Constraint:
+    """Require that the text is JSON that satisfies the schema. Needs the extra `vlhmm[json]`.
+
+    Every text that meets the constraint satisfies the schema. Of the texts that do, some are not written: properties come in
+    the schema's order, those that `properties` does not name are left out, characters are escaped only where they must be, and
+    numbers have at most 15 digits. Schemas that cannot be held to exactly are refused.
+
+    Args:
+        schema: The schema, or its JSON text; `{"type": "object"}` for any object, `True` for any value.
+        white_space: A pattern of the white space that may stand between the parts of objects and arrays; "" for none.
+        max_depth: How deep a `$ref` may be nested in itself, and arrays and objects where the schema allows any value.
+        max_length: Largest number of characters of strings that have no `maxLength`; None: no limit.
+        max_items: Largest number of items of arrays without `maxItems`, and of properties of objects that name none; None: no limit.
+
+    Returns:
+        The constraint.
+
+    Raises:
+        ValueError: This is no JSON schema, a keyword is not supported (it is named with its place in the schema), or no value
+            satisfies the schema.
+
+    Example:
+        >>> schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
+        >>> automaton = vlhmm.json_schema(schema).over_bytes()
+        >>> automaton.accepts(b'{"age": 7}'), automaton.accepts(b'{"age": -7}'), automaton.accepts(b'{}')
+        (True, False, False)
+    """
+    if isinstance(schema, str):
+        check_text("the schema", schema)
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ValueError(f"the schema is no JSON ({error}); give a dict, or JSON text") from None
+    _check(schema)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the schema cannot be written as JSON: {error}") from None
+    return JsonSchema(text, white_space, max_depth, max_length, max_items)
+
+
+def _validator(schema: Any) -> Any:
+    """Of the `jsonschema` package, for the schema's own draft."""
+    try:
+        from jsonschema import validators
+    except ImportError:
+        raise ValueError('json_schema needs jsonschema: pip install "vlhmm[json]"') from None
+    kind = validators.validator_for(schema, default=validators.Draft202012Validator)
+    if kind in (validators.Draft3Validator, validators.Draft4Validator):
+        raise ValueError(f"$schema is {schema['$schema']!r}, but drafts before 6 are not supported: use a newer one")
+    return kind(schema)
+
+
+def _check(schema: Any) -> None:
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"the schema is {type(schema).__name__}, but must be a dict, True, or JSON text of one")
+    kind = type(_validator(schema))
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(["#", *(str(step) for step in error.absolute_path)])
+        raise ValueError(f"this is no JSON schema: at {place}, {error.message}") from None
+
+
+def _only_white_space(automaton: Automaton) -> bool:
+    dead = automaton.dead_state()
+    leads = (automaton.next_state != -1 if dead is None else automaton.next_state != dead).any(0)
+    used = leads[automaton.class_of_token].nonzero()[:, 0].tolist()
+    return set(used) <= set(b" \t\n\r")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A schema, where it stands, and what was passed on the way to it."""
+
+    schema: Any
+    path: str = "#"
+    references: tuple[str, ...] = ()
+
+    def at(self, *steps: str | int) -> _Place:
+        schema, path = self.schema, self.path
+        for step in steps:
+            schema, path = schema[step], f"{path}/{step}"
+        return _Place(schema, path, self.references)
+
+    def of(self, schema: Any) -> _Place:
+        return _Place(schema, self.path, self.references)
+
+    def refused(self, what: str, remedy: str) -> ValueError:
+        return ValueError(f"the JSON schema has {what} at {self.path}, which is not supported; {remedy}")
+
+
+class _Reader:
+    """Schemas to parts of an automaton; None where no value satisfies one."""
+
+    def __init__(self, root: Schema, options: JsonSchema) -> None:
+        self.root, self.options = root, options
+        self.validator = _validator(root)
+        white = minimised(pattern_automaton(options.white_space))
+        self.white = bp.automaton(lambda: white)
+        self.comma = bp.sequence(self.white, bp.literal(","), self.white)
+        self.num_read = 0
+
+    def part(self) -> bp.Part | None:
+        return self._read(_Place(self.root))
+
+    def _read(self, place: _Place) -> bp.Part | None:
+        self.num_read += 1
+        check_time("schemas read", self.num_read)
+        if self.num_read > MAX_READ:
+            raise ValueError(
+                f"the JSON schema has more than {MAX_READ:,} parts, each counted as often as it is referred to; "
+                "make it smaller, or give a smaller max_depth"
+            )
+        schema = place.schema
+        if isinstance(schema, bool):
+            return self._anything(self.options.max_depth) if schema else None
+        # Values are known: whatever else the schema says, they are checked against it.
+        if "enum" in schema or "const" in schema:
+            return bp.one_of(self._literal(value, place) for value in self._values(place))
+        self._check_keywords(place)
+        if "$ref" in schema or "allOf" in schema:
+            merged = self._merged(place)
+            return None if merged is None else self._read(merged)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                others = {name: value for name, value in schema.items() if name != keyword}
+                branches = [place.at(keyword, number) for number in range(len(schema[keyword]))]
+                if keyword == "oneOf":
+                    self._require_apart(branches, place)
+                return bp.one_of(
+                    self._read(both)
+                    for branch in branches
+                    if (both := self._both(branch, place.of(others))) is not None
+                )
+        types = schema.get("type")
+        if types is None:
+            types = [name for name, keywords in _OF_TYPE.items() if any(keyword in schema for keyword in keywords)]
+            if not types:
+                return self._anything(self.options.max_depth)
+        types = [types] if isinstance(types, str) else types
+        return bp.one_of(self._of_type(name, place) for name in types if not (name == "integer" and "number" in types))
+
+    def _check_keywords(self, place: _Place) -> None:
+        for name, value in place.schema.items():
+            if name in _KNOWN or name.startswith("x-"):
+                if name == "$id" and place.path != "#":
+                    raise place.refused(
+                        "'$id'", "leave it out, and refer to schemas by their place, as in #/$defs/name"
+                    )
+                continue
+            if name in _WITHOUT_EFFECT and value is _WITHOUT_EFFECT[name]:
+                continue
+            if name == "uniqueItems" and place.schema.get("maxItems", 2) < 2:
+                continue
+            raise place.refused(f"{name!r}", "leave it out, or ask for the same by other keywords")
+
+    def _of_type(self, name: str, place: _Place) -> bp.Part | None:
+        match name:
+            case "object":
+                return self._object(place)
+            case "array":
+                return self._array(place)
+            case "string":
+                return self._string(place)
+            case "number" | "integer":
+                return self._number(place, integer=name == "integer")
+            case "boolean":
+                return bp.one_of([bp.literal("true"), bp.literal("false")])
+            case _:
+                return bp.literal("null")
+
+    def _string(self, place: _Place) -> bp.Part | None:
+        schema = place.schema
+        patterns: tuple[str, ...] = ()
+        if "pattern" in schema:
+            patterns += (schema["pattern"],)
+        if "format" in schema:
+            if schema["format"] not in values.FORMATS:
+                known = ", ".join(sorted(values.FORMATS))
+                raise place.at("format").refused(
+                    f"the format {schema['format']!r}", f"leave it out, write a pattern, or use one of {known}"
+                )
+            patterns += values.format_patterns(schema["format"])
+        try:
+            return values.string(
+                int(schema.get("minLength", 0)), _integer(schema.get("maxLength", self.options.max_length)), patterns
+            )
+        except TooManyStates:
+            raise
+        except ValueError as error:
+            raise ValueError(
+                f"the JSON schema has a pattern at {place.path}/pattern that cannot be used: {error}"
+            ) from None
+
+    def _number(self, place: _Place, *, integer: bool) -> bp.Part | None:
+        schema = place.schema
+
+        def bound(closed: str, opened: str, stricter: Callable[[list[Any]], Any]) -> tuple[Decimal | None, bool]:
+            # The stricter of the two; of equal ones the open one.
+            found = [(_decimal(schema[name]), name == opened) for name in (closed, opened) if name in schema]
+            if not found:
+                return None, False
+            limit = stricter([value for value, _ in found])
+            return limit, any(is_open for value, is_open in found if value == limit)
+
+        low, low_open = bound("minimum", "exclusiveMinimum", max)
+        high, high_open = bound("maximum", "exclusiveMaximum", min)
+        multiple, decimals = _decimal(schema.get("multipleOf", 1)), None
+        if "multipleOf" in schema:
+            if multiple == multiple.to_integral_value():
+                integer = True
+            elif multiple.normalize().as_tuple().digits == (1,) and not integer:
+                decimals = -int(multiple.normalize().as_tuple().exponent)
+            else:
+                raise place.at("multipleOf").refused(
+                    f"multipleOf {schema['multipleOf']}", "use an integer, or 0.1, 0.01 and so on for decimals"
+                )
+        limits = values.Limits(low, high, low_open, high_open, integer, int(multiple) if integer else 1, decimals)
+        return values.number(limits)
+
+    def _array(self, place: _Place) -> bp.Part | None:
+        schema = place.schema
+        least, most = int(schema.get("minItems", 0)), _integer(schema.get("maxItems", self.options.max_items))
+        if isinstance(schema.get("items"), list):  # before draft 2020-12
+            prefix = [place.at("items", number) for number in range(len(schema["items"]))]
+            rest = place.at("additionalItems") if "additionalItems" in schema else None
+        else:
+            prefix = [place.at("prefixItems", number) for number in range(len(schema.get("prefixItems", [])))]
+            rest = place.at("items") if "items" in schema else None if prefix else place.of(True)
+        if rest is None:
+            most = len(prefix) if most is None else min(most, len(prefix))
+        first = [self._read(item) for item in prefix]
+        other = None if rest is None else self._read(rest)
+        if not prefix:
+            return self._enclosed("[]", bp.repeated(other, least, most, self.comma))
+        # Arrays of each length up to that of the prefix, and longer ones.
+        lengths: list[bp.Part | None] = []
+        for number in range(least, len(prefix) + (most is None or most >= len(prefix))):
+            if most is not None and number > most:
+                break
+            lengths.append(_joined(first[:number], self.comma))
+        if most is None or most > len(prefix):
+            more = bp.repeated(
+                bp.sequence(self.comma, other),
+                max(1, least - len(prefix)),
+                None if most is None else most - len(prefix),
+            )
+            lengths.append(bp.sequence(_joined(first, self.comma), more))
+        return self._enclosed("[]", bp.one_of(lengths))
+
+    def _object(self, place: _Place) -> bp.Part | None:
+        schema = place.schema
+        required = dict.fromkeys(schema.get("required", []))
+        least, most = int(schema.get("minProperties", 0)), _integer(schema.get("maxProperties"))
+        named = {name: place.at("properties", name) for name in schema.get("properties", {})}
+        others: Any = schema.get("additionalProperties", True)
+        if not named and not required and others is not False:
+            return self._map(place, others, least, most)
+        for name in required:
+            if name not in named:
+                named[name] = place.of(others) if isinstance(others, bool) else place.at("additionalProperties")
+        read = {name: self._read(schema) for name, schema in named.items()}
+        if any(read[name] is None for name in required):
+            return None
+        pairs = [
+            (name in required, self._pair(bp.literal(_dumped(name, place)), part))
+            for name, part in read.items()
+            if part is not None
+        ]
+        num_required = len(required)
+        if least > len(pairs) or (most is not None and most < num_required):
+            return None
+        counted = least > num_required or (most is not None and most < len(pairs))
+        return self._enclosed("{}", self._properties(pairs, least, most if counted else None, counted))
+
+    def _properties(
+        self, pairs: list[tuple[bool, bp.Part | None]], least: int, most: int | None, counted: bool
+    ) -> bp.Part:
+        """The pairs in their order, each unless it is optional; at least and at most so many."""
+        comma = self.comma
+        assert comma is not None
+
+        def add(nodes: bp.Nodes, begin: int) -> int:
+            # By how many were written, or whether any were: the node after them.
+            after = {0: begin}
+            for needed, pair in pairs:
+                assert pair is not None
+                following: dict[int, int] = {}
+                sources: dict[int, list[int]] = {}
+                for count, node in after.items():
+                    if not needed:
+                        following.setdefault(count, nodes.new())
+                        nodes.skips[node].append(following[count])
+                    written = count + 1 if counted else 1
+                    if most is None or written <= most:
+                        sources.setdefault(written, []).append(node if count == 0 else comma(nodes, node))
+                for written, begins in sources.items():
+                    first = nodes.new()
+                    for node in begins:
+                        nodes.skips[node].append(first)
+                    following.setdefault(written, nodes.new())
+                    nodes.skips[pair(nodes, first)].append(following[written])
+                after = following
+            end = nodes.new()
+            for count, node in after.items():
+                if not counted or count >= least:
+                    nodes.skips[node].append(end)
+            return end
+
+        return add
+
+    def _map(self, place: _Place, others: Any, least: int, most: int | None) -> bp.Part | None:
+        """Any names, which may occur twice: the last one counts."""
+        if least > 1:
+            raise place.at("minProperties").refused(f"minProperties {least} without properties", "name the properties")
+        value = (
+            self._anything(self.options.max_depth - 1)
+            if others is True
+            else self._read(place.at("additionalProperties"))
+        )
+        most = self.options.max_items if most is None else most
+        return self._enclosed("{}", bp.repeated(self._pair(self._any_string(), value), least, most, self.comma))
+
+    def _anything(self, depth: int) -> bp.Part | None:
+        """Any value whose arrays and objects are nested so deep at most."""
+        parts = [self._any_string(), values.number(values.Limits()), *map(bp.literal, ("true", "false", "null"))]
+        if depth > 0:
+            inner = self._anything(depth - 1)
+            most = self.options.max_items
+            parts.append(self._enclosed("[]", bp.repeated(inner, 0, most, self.comma)))
+            parts.append(self._enclosed("{}", bp.repeated(self._pair(self._any_string(), inner), 0, most, self.comma)))
+        return bp.one_of(parts)
+
+    def _any_string(self) -> bp.Part | None:
+        return values.string(0, self.options.max_length)
+
+    def _pair(self, name: bp.Part | None, value: bp.Part | None) -> bp.Part | None:
+        return bp.sequence(name, self.white, bp.literal(":"), self.white, value)
+
+    def _enclosed(self, brackets: str, inside: bp.Part | None) -> bp.Part | None:
+        return bp.sequence(bp.literal(brackets[0]), self.white, inside, self.white, bp.literal(brackets[1]))
+
+    def _literal(self, value: Any, place: _Place) -> bp.Part | None:
+        match value:
+            case list():
+                return self._enclosed("[]", _joined([self._literal(item, place) for item in value], self.comma))
+            case dict():
+                pairs = [
+                    self._pair(bp.literal(_dumped(name, place)), self._literal(item, place))
+                    for name, item in value.items()
+                ]
+                return self._enclosed("{}", _joined(pairs, self.comma))
+            case _:
+                return bp.literal(_dumped(value, place))
+
+    def _values(self, place: _Place) -> list[Any]:
+        """Those of `enum` or `const` that satisfy all of the schema."""
+        schema = place.schema
+        candidates = schema["enum"] if "enum" in schema else [schema["const"]]
+        validator = self.validator.evolve(schema=schema)
+        return [value for value in candidates if validator.is_valid(value)]
+
+    def _resolved(self, place: _Place) -> _Place | None:
+        """What a reference stands for, without what stands beside it; None where it is nested too deep in itself."""
+        name = place.schema["$ref"]
+        references = (*place.references, name)
+        if len(references) - len(set(references)) >= self.options.max_depth:
+            return None
+        if not name.startswith("#") or (name != "#" and not name.startswith("#/")):
+            raise place.at("$ref").refused(
+                f"the reference {name!r}", "refer to a place in the schema, as in #/$defs/name"
+            )
+        schema: Any = self.root
+        for step in name.split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            try:
+                schema = schema[int(step) if isinstance(schema, list) else step]
+            except (KeyError, IndexError, TypeError, ValueError):
+                raise ValueError(f"the JSON schema refers to {name!r} at {place.path}, which is not there") from None
+        return _Place(schema, name, references)
+
+    def _merged(self, place: _Place) -> _Place | None:
+        """A schema without `$ref` and `allOf`: what they say is merged into one."""
+        others = {name: value for name, value in place.schema.items() if name not in ("$ref", "allOf")}
+        parts: list[_Place | None] = []
+        if "$ref" in place.schema:
+            parts.append(self._resolved(place))
+        parts += [place.at("allOf", number) for number in range(len(place.schema.get("allOf", [])))]
+        merged: _Place | None = place.of(others)
+        for part in parts:
+            merged = None if part is None or merged is None else self._both(part, merged)
+        return merged
+
+    def _both(self, first: _Place, second: _Place) -> _Place | None:
+        """One schema for values that satisfy two."""
+        places: list[_Place] = []
+        for place in (first, second):
+            if isinstance(place.schema, dict) and ("$ref" in place.schema or "allOf" in place.schema):
+                found = self._merged(place)
+                if found is None:
+                    return None
+                place = found
+            places.append(place)
+        first, second = places
+        references = max(first.references, second.references, key=len)
+        if isinstance(first.schema, bool) or isinstance(second.schema, bool):
+            if first.schema is False or second.schema is False:
+                return None
+            return first if second.schema is True else second
+        one, other = _bare(first.schema), _bare(second.schema)
+        if not one or not other:
+            path = first.path if one else second.path
+            return _Place(one or other, path, references)
+        merged = dict(one)
+        for name, value in other.items():
+            merged[name] = value if name not in one else self._both_values(name, one[name], value, first, second)
+        self._require_named(one, other, first, second)
+        return _Place(merged, first.path, references)
+
+    def _both_values(self, name: str, one: Any, other: Any, first: _Place, second: _Place) -> Any:
+        if one == other and type(one) is type(other):
+            return one
+        match name:
+            case "properties":
+                shared = {key: {"allOf": [one[key], other[key]]} for key in one if key in other}
+                return {**one, **other, **shared}
+            case "required":
+                return list(dict.fromkeys([*one, *other]))
+            case "type":
+                types = [[types] if isinstance(types, str) else types for types in (one, other)]
+                common = [kind for kind in types[0] if kind in types[1]]
+                if any("integer" in types[i] and "number" in types[1 - i] for i in (0, 1)) and "integer" not in common:
+                    common.append("integer")
+                # No type at all is a schema that nothing satisfies.
+                return common
+            case "minLength" | "minItems" | "minProperties" | "minimum" | "exclusiveMinimum":
+                return max(one, other)
+            case "maxLength" | "maxItems" | "maxProperties" | "maximum" | "exclusiveMaximum":
+                return min(one, other)
+            case "additionalProperties" if one is False or other is False:
+                return False
+            case "items" | "additionalProperties":
+                return {"allOf": [one, other]}
+            case _:
+                raise first.refused(
+                    f"another {name!r} than {second.path}, which holds for the same value", "write one schema for both"
+                )
+
+    def _require_named(self, one: dict[str, Any], other: dict[str, Any], first: _Place, second: _Place) -> None:
+        """Properties that only one schema names must be none to which the other's `additionalProperties` applies."""
+        for mine, its, place in ((one, other, first), (other, one, second)):
+            allowed = mine.get("additionalProperties", True)
+            beyond = sorted({*its.get("properties", {}), *its.get("required", [])} - set(mine.get("properties", {})))
+            if allowed is not True and beyond:
+                raise place.refused(
+                    f"additionalProperties beside properties of another schema ({beyond[0]!r})",
+                    "name them here too, or leave it out",
+                )
+
+    def _require_apart(self, branches: list[_Place], place: _Place) -> None:
+        """`oneOf` is `anyOf` where no value satisfies two branches."""
+        for number, one in enumerate(branches):
+            for another, other in enumerate(branches[:number]):
+                if not self._apart(one, other):
+                    raise place.at("oneOf").refused(
+                        f"oneOf whose branches {another} and {number} may hold for the same value",
+                        "use anyOf, or give both a required property with different const values",
+                    )
+
+    def _apart(self, one: _Place, other: _Place) -> bool:
+        """Whether it is plain that no value satisfies both."""
+        schemas = []
+        for place in (one, other):
+            found: _Place | None = place
+            if isinstance(place.schema, dict) and ("$ref" in place.schema or "allOf" in place.schema):
+                found = self._merged(place)
+            if found is None or found.schema is False:
+                return True
+            if found.schema is True:
+                return False
+            schemas.append(found.schema)
+        for mine, its in (schemas, schemas[::-1]):
+            if "enum" in mine or "const" in mine:
+                validator = self.validator.evolve(schema=its)
+                return not any(validator.is_valid(value) for value in self._values(one.of(mine)))
+        if all("type" in schema for schema in schemas):
+            kinds = [{schema["type"]} if isinstance(schema["type"], str) else set(schema["type"]) for schema in schemas]
+            kinds = [{"number" if kind == "integer" else kind for kind in found} for found in kinds]
+            if not kinds[0] & kinds[1]:
+                return True
+            if kinds[0] & kinds[1] == {"object"}:
+                shared = set(schemas[0].get("required", [])) & set(schemas[1].get("required", []))
+                return any(
+                    all(name in schema.get("properties", {}) for schema in schemas)
+                    and self._apart(*(one.of(schema["properties"][name]) for schema in schemas))
+                    for name in shared
+                )
+        return False
+
+
+def _joined(parts: Iterable[bp.Part | None], between: bp.Part | None) -> bp.Part | None:
+    every: list[bp.Part | None] = []
+    for part in parts:
+        every += [between, part] if every else [part]
+    return bp.sequence(*every)
+
+
+def _bare(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
+
+
+def _integer(limit: Any) -> int | None:
+    return None if limit is None else int(limit)
+
+
+def _decimal(limit: Any) -> Decimal:
+    return Decimal(repr(limit))
+
+
+def _dumped(value: Any, place: _Place) -> str:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    check_text(f"a value of the JSON schema at {place.path}", text)
+    return text

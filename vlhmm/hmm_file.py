@@ -1,0 +1,97 @@
+"""An HMM in one safetensors file: its tables in their own form, whatever the support and the transition. Never pickled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlhmm.data.json_file import one_line, parse_json
+from vlhmm.records import named_tensors
+from vlhmm.support import Support
+from vlhmm.tables import Tables
+from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
+from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition
+
+ABOUT = "hmm"
+"""In the file's metadata: what is no tensor, as JSON."""
+TRANSITIONS = {
+    "table": TableTransition,
+    "softmax": SoftmaxTransition,
+    "block-factored": BlockFactoredTransition,
+    "low-rank": LowRankTransition,
+}
+OF_SUPPORT = ("group_of_word", "states_of_group")
+
+
+def write_hmm(path: str | Path, tables: Tables) -> None:
+    kind = next((name for name, record in TRANSITIONS.items() if type(tables.transition) is record), None)
+    if kind is None:
+        raise ValueError(
+            f"the transition is a {type(tables.transition).__name__}, but a file holds one of {', '.join(TRANSITIONS)}: "
+            "TableTransition(transition.log_rows(torch.arange(num_states))) is any of them as a table"
+        )
+    tensors = {f"support.{name}": getattr(tables.support, name) for name in OF_SUPPORT}
+    tensors |= {f"transition.{name}": part for name, part in named_tensors(tables.transition).items()}
+    tensors |= {"log_start": tables.log_start, "log_emission": tables.log_emission}
+    about = {
+        "num_states": tables.num_states,
+        "partition": tables.support.partition,
+        "transition": kind,
+        "reset_token": None if tables.reset_token is None else int(tables.reset_token),
+        "precision": tables.precision,
+    }
+    write_tensors(Path(path), _apart(tensors), {ABOUT: json.dumps(about)})
+
+
+def read_hmm(path: str | Path, verify: bool | None = None) -> Tables:
+    path = Path(path)
+    if path.is_dir():
+        raise FolderError(
+            f"{path} is a folder, but HMM.save writes a file: vlhmm.load reads the folder of a language model"
+        )
+    tensors, metadata = read_tensors(path, verify=verify)
+    if ABOUT not in metadata:
+        raise FolderError(f"{path} holds no HMM: HMM.save writes one; vlhmm.load reads the folder of a language model")
+    about = parse_json(metadata[ABOUT], f"{path}: its metadata {ABOUT!r}")
+    try:
+        return _tables(tensors, about)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FolderError(
+            f"{path} holds no whole HMM ({one_line(error)}): it was edited, or a later vlhmm wrote it"
+        ) from None
+
+
+def _tables(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tables:
+    if about["transition"] not in TRANSITIONS:
+        raise ValueError(f"transition {about['transition']!r} is none of {', '.join(TRANSITIONS)}")
+    record = TRANSITIONS[about["transition"]]
+    parts = {field.name: tensors[f"transition.{field.name}"] for field in fields(record)}
+    support = Support(
+        tensors["support.group_of_word"],
+        tensors["support.states_of_group"],
+        num_states=int(about["num_states"]),
+        partition=bool(about["partition"]),
+    )
+    return Tables(
+        support,
+        tensors["log_start"],
+        record(**parts),
+        tensors["log_emission"],
+        about["reset_token"],
+        about["precision"],
+    )
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own, as the file needs it: features of sources and targets are often the same ones."""
+    seen, apart = set[int](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        shared = tensor.untyped_storage().data_ptr() in seen
+        seen.add(tensor.untyped_storage().data_ptr())
+        apart[name] = tensor.detach().clone(memory_format=torch.contiguous_format) if shared else tensor
+    return apart

@@ -1,0 +1,1 @@
+"""vlhmm in the programs of others."""
