@@ -16,9 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vlhmm.cluster.bigrams import Bigrams, Floats, Ints, information_of, n_log_n, sum_by
+from vlhmm.compiled import numba_installed
 
 TABULATED = 8
 """Counts next to a word up to here are looked up."""
+MAX_TABLE = 1 << 25
+"""Values of n log n that are kept for compiled loops; they serve texts of up to 8 million tokens."""
 MAX_WORDS = 256
 MAX_CELLS = 1 << 23
 """Words judged together against the same counts: bounds on their number and on the memory it takes."""
@@ -72,6 +75,9 @@ class Exchange:
         left, right, count = bigrams.left[~alike], bigrams.right[~alike], bigrams.count[~alike]
         self.following = Neighbours.build(left, right, count, bigrams.vocab_size)
         self.preceding = Neighbours.build(right, left, count, bigrams.vocab_size)
+        # No sum of the gains has a larger count than four times all.
+        largest = 4 * int(bigrams.count.sum())
+        self._f = n_log_n(np.arange(largest + 1.0)) if numba_installed() and largest <= MAX_TABLE else None
         cyclic = np.arange(bigrams.vocab_size) % open_blocks
         cyclic[num_movable:] = open_blocks
         self.set_blocks(cyclic)
@@ -104,14 +110,48 @@ class Exchange:
 
     def gains(self, start: int, stop: int) -> Floats:
         """What F gains if one of the words start..stop moves, alone, to each open block: (words, open blocks)."""
-        n, f = self.joint, n_log_n
+        f = n_log_n
         following = self.following.by_block(start, stop, self.block_of_word, self.num_blocks)
         preceding = self.preceding.by_block(start, stop, self.block_of_word, self.num_blocks)
+        words = np.arange(stop - start)
+        home = self.block_of_word[start:stop]
+        gain, leaving = self._gains_and_leaving(start, stop, following, preceding, home)
+        leaving[words, home] = 0
+        loss = leaving.sum(1, keepdims=True)
+        at_home = np.diagonal(self.joint)[home][:, None]
+        alone = self.with_itself[start:stop, None]
+        to_home, after_home = following[words, home][:, None], preceding[words, home][:, None]
+        loss += f(at_home) - f(at_home - to_home - after_home - alone)
+        as_left, as_right = self.as_left[start:stop, None], self.as_right[start:stop, None]
+        rows, columns = self.row_total[home][:, None], self.column_total[home][:, None]
+        loss -= f(rows) - f(rows - as_left) + f(columns) - f(columns - as_right)
+        gain -= loss
+        gain[words, home] = 0
+        return gain[:, : self.open_blocks]
+
+    def _gains_and_leaving(
+        self, start: int, stop: int, following: Floats, preceding: Floats, home: Ints
+    ) -> tuple[Floats, Floats]:
+        """What entering each block gains, as if the word left its own for free, and what leaving that takes from the other blocks."""
+        alone, totals = self.with_itself[start:stop], np.stack([self.row_total, self.column_total])
+        own = np.stack([self.as_left[start:stop], self.as_right[start:stop]])
+        if self._f is not None:
+            from vlhmm.cluster import kernel
+
+            counts = np.concatenate([following, preceding], axis=1)
+            gain, leaving = np.zeros_like(following), np.empty_like(following)
+            lines, f_lines = (part.reshape(-1, self.num_blocks) for part in (self._lines, self._f_lines))
+            kernel.add_tabulated(gain, counts, self._increments.reshape(TABULATED, -1, self.num_blocks))
+            kernel.add_others(gain, counts, lines, f_lines, TABULATED, self._f)
+            kernel.add_home_and_totals(
+                *(gain, leaving, following, preceding, home, self._lines, self._f_lines, alone, totals, own, self._f)
+            )
+            return gain, leaving
+        f = n_log_n
         gain = self._gains_apart(following, preceding)
 
         # So far as if the word had been nowhere: its own bigrams must leave the row and the column of its block first.
         words = np.arange(stop - start)
-        home = self.block_of_word[start:stop]
         into_home, from_home = self._lines[0, home], self._lines[1, home]
         to_home, after_home = following[words, home][:, None], preceding[words, home][:, None]
         f_into, f_from = self._f_lines[0, home], self._f_lines[1, home]
@@ -120,42 +160,28 @@ class Exchange:
         gain += f(from_home - following + after_home) - f_from_less - f(from_home + after_home) + f_from
 
         # A cell of the diagonal is in a row and a column at once, and takes the word's bigrams with itself.
-        diagonal = np.diagonal(n)
-        alone = self.with_itself[start:stop, None]
-        gain += f(diagonal + following + preceding + alone) - f(diagonal + following) - f(diagonal + preceding)
+        diagonal = np.diagonal(self.joint)
+        gain += f(diagonal + following + preceding + alone[:, None]) - f(diagonal + following) - f(diagonal + preceding)
         gain += f(diagonal)
 
-        as_left, as_right = self.as_left[start:stop, None], self.as_right[start:stop, None]
-        gain += f(self.row_total) - f(self.row_total + as_left)
-        gain += f(self.column_total) - f(self.column_total + as_right)
+        for total, of_word in zip(totals, own, strict=True):
+            gain += f(total) - f(total + of_word[:, None])
 
-        leaving = f_from - f_from_less + f_into - f_into_less
-        leaving[words, home] = 0
-        loss = leaving.sum(1, keepdims=True)
-        at_home = diagonal[home][:, None]
-        loss += f(at_home) - f(at_home - to_home - after_home - alone)
-        rows, columns = self.row_total[home][:, None], self.column_total[home][:, None]
-        loss -= f(rows) - f(rows - as_left) + f(columns) - f(columns - as_right)
-        gain -= loss
-        gain[words, home] = 0
-        return gain[:, : self.open_blocks]
+        return gain, f_from - f_from_less + f_into - f_into_less
 
     def _gains_apart(self, following: Floats, preceding: Floats) -> Floats:
         """sum_g f(n(b, g) + following(g)) - f(n(b, g)), and the same down the columns, for every word and block b."""
         num_blocks = self.num_blocks
-        counts = np.concatenate([following, preceding], axis=1).ravel()
-        cell = np.flatnonzero(counts)
-        count = counts[cell]
-        word, line = np.divmod(cell, 2 * num_blocks)
+        counts = np.concatenate([following, preceding], axis=1)
         gain = np.zeros((len(following), num_blocks))
-        small = count <= TABULATED
-        if small.any():
-            row = (count[small].astype(np.int64) - 1) * 2 * num_blocks + line[small]
-            _add_rows(gain, word[small], self._increments.reshape(-1, num_blocks)[row])
-        large = ~small
-        if large.any():
-            more = self._lines.reshape(-1, num_blocks)[line[large]] + count[large, None]
-            _add_rows(gain, word[large], n_log_n(more) - self._f_lines.reshape(-1, num_blocks)[line[large]])
+        word, line = np.nonzero((counts > 0) & (counts <= TABULATED))
+        if len(word):
+            increments = self._increments.reshape(TABULATED, -1, num_blocks)
+            _add_rows(gain, word, increments[counts[word, line].astype(np.int64) - 1, line])
+        word, line = np.nonzero(counts > TABULATED)
+        if len(word):
+            more = self._lines.reshape(-1, num_blocks)[line] + counts[word, line][:, None]
+            _add_rows(gain, word, n_log_n(more) - self._f_lines.reshape(-1, num_blocks)[line])
         return gain
 
     def move(self, words: Ints, blocks: Ints) -> None:

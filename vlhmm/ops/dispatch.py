@@ -13,6 +13,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from vlhmm.compiled import numba_installed
+
 MIN_CAPABILITY = (8, 0)
 """Ampere: bfloat16 products, and acquire-release memory operations between the programs of a cooperative kernel."""
 
@@ -39,7 +41,7 @@ def loops_unavailable(device: torch.device) -> str | None:
     """Why no loop that numba compiles can serve a device; None: they can."""
     if device.type != "cpu":
         return f"the device is {device.type}, not cpu"
-    if find_spec("numba") is None:
+    if not numba_installed():
         return "numba is not installed"
     return None
 

@@ -15,40 +15,27 @@ states begin anew (-1: none). A function serves the sequences `first` to `last` 
 
 from __future__ import annotations
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numpy as np
-from numba import njit
+
+from vlhmm.compiled import compiled
 
 OK, IMPOSSIBLE, UNDERFLOW, WRONG = 0, 1, 2, 3
 
-
-def decorator(fastmath: bool | set[str]) -> Any:
-    """`njit` with a cache on disk, beside this file or in the user's cache folder; without one where neither can be written."""
-
-    def compile_lazily(function: Any) -> Any:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:
-            return njit(**options)(function)
-
-    return compile_lazily
-
-
 # Sums may be taken in any order, or no vector instruction could take them; NaN and infinities keep their meaning.
-compiled = decorator({"reassoc", "contract", "nsz"})
+compiled_sums = compiled({"reassoc", "contract", "nsz"})
 # Where neither occurs.
-compiled_finite = decorator(True)
+compiled_finite = compiled(True)
 # Comparisons of max-product and of draws must come out as they are written.
-compiled_exact = decorator(False)
+compiled_exact = compiled()
 
 # Arrays are passed whole, with a row's number: a slice costs as much as a step of eight states. Unsigned numbers have no
 # negative values to wrap around, which would keep loops from vector instructions.
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
-@compiled
+@compiled_sums
 @no_type_check
 def move(messages, source, moves, moved):
     """moved = messages[source] @ moves, four rows at a time: the sums are then read and written a quarter as often."""
@@ -107,7 +94,7 @@ def lost(messages, source, moves, start, begins, emissions, token, target, small
     return False
 
 
-@compiled
+@compiled_sums
 @no_type_check
 def filter_sequence(b, tables, text, precise, log_probs, messages, totals):
     """log p(x_t | x_<t) of sequence b, 0 past its length, messages p(z_t | x_<=t) in rows t % kept, and what they summed to.
@@ -155,7 +142,7 @@ def filter_sequence(b, tables, text, precise, log_probs, messages, totals):
     return OK
 
 
-@compiled
+@compiled_sums
 @no_type_check
 def forward(tables, text, precise, log_probs, status, first, last):
     """log p(x_t | x_<t), 0 past the length."""
@@ -166,7 +153,7 @@ def forward(tables, text, precise, log_probs, status, first, last):
         status[b] = filter_sequence(b, tables, text, precise, log_probs, messages, totals)
 
 
-@compiled
+@compiled_sums
 @no_type_check
 def smooth(tables, text, precise, log_probs, probs, start_counts, move_counts, status, first, last):
     """p(z_t | x), 0 past the length; the counts of start and, where `move_counts` has entries, of moves over `moves` are added up."""
@@ -205,7 +192,7 @@ def smooth(tables, text, precise, log_probs, probs, start_counts, move_counts, s
                 add_moves(messages, np.uint64(t - 1), ahead, move_counts)
 
 
-@compiled
+@compiled_sums
 @no_type_check
 def move_back(messages, source, moves, ahead, back):
     """back = moves @ ahead, 0 for states that were not reached; four rows at a time."""
@@ -230,7 +217,7 @@ def move_back(messages, source, moves, ahead, back):
         back[z] = back[z] if messages[source, z] > 0 else zero
 
 
-@compiled
+@compiled_sums
 @no_type_check
 def add_moves(messages, source, ahead, move_counts):
     """move_counts[z, y] += messages[source, z] * ahead[y]."""
@@ -241,7 +228,7 @@ def add_moves(messages, source, ahead, move_counts):
             move_counts[z, y] += mass * ahead[y]
 
 
-@compiled
+@compiled_sums
 @no_type_check
 def add_by_word(probs, text, emission_counts):
     """emission_counts[x] += the sum of probs[b, t] where token t of sequence b is x."""

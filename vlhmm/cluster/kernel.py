@@ -1,0 +1,87 @@
+"""The innermost loop of the exchange algorithm, compiled by numba."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import numpy as np
+
+from vlhmm.compiled import compiled
+
+
+@compiled()
+@no_type_check
+def add_tabulated(gain, counts, increments):
+    """gain[w] += the sum over lines with 1 <= counts[w, line] <= len(increments) of increments[counts[w, line] - 1, line].
+
+    Rows are added in the order of lines and in single precision, as numpy does: the blocks that come out are the same.
+    """
+    blocks = gain.shape[1]
+    total = np.empty(blocks, np.float32)
+    for word in range(gain.shape[0]):
+        touched = False
+        for line in range(counts.shape[1]):
+            count = counts[word, line]
+            if count < 1 or count > increments.shape[0]:
+                continue
+            row = np.int64(count) - 1
+            if touched:
+                for block in range(blocks):
+                    total[block] += increments[row, line, block]
+            else:
+                for block in range(blocks):
+                    total[block] = increments[row, line, block]
+                touched = True
+        if touched:
+            for block in range(blocks):
+                gain[word, block] += total[block]
+
+
+@compiled()
+@no_type_check
+def add_others(gain, counts, lines, f_lines, tabulated, f):
+    """The same for larger counts: f[lines[line] + count] - f_lines[line], in double precision."""
+    blocks = gain.shape[1]
+    total = np.empty(blocks, np.float64)
+    for word in range(gain.shape[0]):
+        touched = False
+        for line in range(counts.shape[1]):
+            count = counts[word, line]
+            if count <= tabulated:
+                continue
+            for block in range(blocks):
+                value = f[np.int64(lines[line, block] + count)] - f_lines[line, block]
+                total[block] = total[block] + value if touched else value
+            touched = True
+        if touched:
+            for block in range(blocks):
+                gain[word, block] += total[block]
+
+
+@compiled()
+@no_type_check
+def add_home_and_totals(gain, leaving, following, preceding, home, lines, f_lines, alone, totals, own, f):
+    """What a word's own block, the diagonal and the totals add to `gain`, and what leaving its block takes from each other block.
+
+    `lines` (2, blocks, blocks) has columns and rows, `totals` (2, blocks) those of rows and columns, `own` (2, words) how often
+    each word stands left and right, `f` n log n. The order of the sums is that of the expressions in `Exchange.gains`.
+    """
+    for word in range(gain.shape[0]):
+        at = home[word]
+        to_home, after_home = following[word, at], preceding[word, at]
+        for block in range(gain.shape[1]):
+            after, before = following[word, block], preceding[word, block]
+            into, out_of = lines[0, at, block], lines[1, at, block]
+            f_into, f_from = f_lines[0, at, block], f_lines[1, at, block]
+            f_into_less, f_from_less = f[np.int64(into - before)], f[np.int64(out_of - after)]
+            value = gain[word, block]
+            value += f[np.int64(into - before + to_home)] - f_into_less - f[np.int64(into + to_home)] + f_into
+            value += f[np.int64(out_of - after + after_home)] - f_from_less - f[np.int64(out_of + after_home)] + f_from
+            diagonal = lines[0, block, block]
+            together = f[np.int64(diagonal + after + before + alone[word])]
+            value += together - f[np.int64(diagonal + after)] - f[np.int64(diagonal + before)]
+            value += f[np.int64(diagonal)]
+            value += f[np.int64(totals[0, block])] - f[np.int64(totals[0, block] + own[0, word])]
+            value += f[np.int64(totals[1, block])] - f[np.int64(totals[1, block] + own[1, word])]
+            gain[word, block] = value
+            leaving[word, block] = f_from - f_from_less + f_into - f_into_less
