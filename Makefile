@@ -20,7 +20,7 @@ steer: $(INSTALLED)
 install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not gpu and not llm and not schema_fuzz"
 
 # Every query of 10,000 small HMMs against enumeration: about ten minutes on one core.
 soak: $(DEV_INSTALLED)
@@ -49,12 +49,14 @@ format: $(DEV_INSTALLED)
 # A table that differs from the result files is an error, and so is every warning.
 docs: $(DOCS_INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/generate_tables.py --check
+	$(BIN)/python docs/notebooks.py --check
 	PYTHONPATH=. $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
 	@echo "built: docs/_build/html/index.html"
 
-# Writes the tables of README.md and docs/ anew from the result files.
+# Writes the tables of README.md and docs/ anew from the result files, and the notebooks from the tutorials.
 tables: $(INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/generate_tables.py
+	$(BIN)/python docs/notebooks.py
 
 # Builds wheel and source distribution, installs the wheel into an empty environment and asks it questions.
 wheel: $(DEV_INSTALLED)

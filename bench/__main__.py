@@ -2,6 +2,7 @@
 
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
 `python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
+`python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import json
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -43,10 +45,12 @@ from bench.report_checks import (
     first_step_table,
     grid_table,
     largest_table,
+    load_table,
     peak_table,
     point_table,
 )
 from bench.scaling import points
+from bench.serve import Load, memory_under_load, running, under_load, write_model
 from bench.sizes import default_works, dense_sizes, step_sizes
 from bench.workloads import (
     TITLES,
@@ -179,6 +183,49 @@ def constraints(
     found = list(compiled(quick, tokenizer))
     _shown(Console()).print(compiled_table(found))
     _write(json_file, where, begun, measure_rates(where, quick), {"constraints": [asdict(one) for one in found]})
+
+
+@app.command()
+def serve(
+    folder: Annotated[Path | None, typer.Argument(help="A model folder; without it an untrained model.")] = None,
+    device: DeviceName = DEFAULT_DEVICE,
+    json_file: JsonFile = None,
+    clients: Annotated[str, typer.Option(help="Numbers of clients, with commas.")] = "1,8,64,256",
+    seconds: Annotated[float, typer.Option(help="For each number of clients.")] = 10.0,
+    overload: Annotated[int, typer.Option(help="Clients of an overload; 0: none.")] = 1024,
+    soak: Annotated[float, typer.Option(help="Minutes in which memory is watched; 0: none.")] = 0.0,
+    prompt: Annotated[str, typer.Option(help="What every request continues.")] = "return the",
+    states: Annotated[int, typer.Option(help="Of the untrained model.")] = 4096,
+    max_requests: Annotated[int, typer.Option(help="Requests at a time that the server takes.")] = 512,
+) -> None:
+    """Load on `vlhmm serve` over the loopback device."""
+    begun = time.perf_counter()
+    where = _device(device)
+    numbers = _numbers(clients) or ()
+    with tempfile.TemporaryDirectory() as made:
+        if folder is None:
+            folder = Path(made) / "model"
+            write_model(folder, states)
+            prompt = "w1 w2"
+        console = Console()
+        loads: list[Load] = []
+        parts: dict[str, list[dict[str, Any]]] = {}
+        with running(folder, where.type, "--max-requests", str(max_requests)) as (url, pid):
+            for number in (*numbers, *([overload] if overload else [])):
+                console.print(f"{number} clients ...", style="dim")
+                loads.append(under_load(url, number, seconds, prompt))
+                parts["serve"] = [asdict(one) for one in loads]
+                _write(json_file, where, begun, measure_rates(where, quick=True), parts)
+            shown = _shown(console)
+            shown.print(load_table(loads))
+            if soak:
+                held = memory_under_load(url, pid, 64, soak, prompt)
+                parts["memory"] = [asdict(held)]
+                shown.print(
+                    f"memory over {soak:g} minutes at 64 clients: {held.first_mib:,.0f} MiB after a tenth, "
+                    f"{held.last_mib:,.0f} MiB at the end, {held.highest_mib:,.0f} MiB at most"
+                )
+        _write(json_file, where, begun, measure_rates(where, quick=True), parts)
 
 
 @app.command()

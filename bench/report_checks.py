@@ -15,6 +15,7 @@ from bench.grid import Cell
 from bench.largest import Largest
 from bench.memory import Peak
 from bench.scaling import Point
+from bench.serve import Load
 
 
 def error_table(rows: list[ErrorRow]) -> Table:
@@ -40,6 +41,17 @@ def compiled_table(rows: list[Compiled]) -> Table:
         verdict = _verdict(row.seconds, row.allowed)
         tokens = f"{row.tokens:,} {row.vocabulary}"
         shown.add_row(escape(row.constraint), tokens, f"{row.seconds:.2f}", f"{row.allowed:g}", verdict, result[:80])
+    return shown
+
+
+def load_table(rows: list[Load]) -> Table:
+    columns = ("clients", "requests/s", "tokens/s", "p50 ms", "p95 ms", "p99 ms", "answers")
+    shown = _table("load on the server, over loopback", *columns)
+    for row in rows:
+        latencies = ("-" if one is None else f"{one:,.0f}" for one in (row.p50_ms, row.p95_ms, row.p99_ms))
+        answers = ", ".join(f"{status}: {count:,}" for status, count in sorted(row.statuses.items()))
+        rates = (f"{row.requests_per_second:,.1f}", f"{row.tokens_per_second:,.0f}")
+        shown.add_row(f"{row.clients:,}", *rates, *latencies, answers)
     return shown
 
 

@@ -22,8 +22,8 @@ hypothesis.settings.load_profile("vlhmm")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`data` tests skip without VLHMM_DATA; `gpu` and `llm` tests run only when asked for, and skip without what they need."""
-    for marker in ("gpu", "llm"):
+    """`data` tests skip without VLHMM_DATA; `gpu`, `llm` and `schema_fuzz` tests run only when asked for, and skip without what they need."""
+    for marker in ("gpu", "llm", "schema_fuzz"):
         if marker not in config.option.markexpr:
             left_out = [item for item in items if item.get_closest_marker(marker)]
             items[:] = [item for item in items if not item.get_closest_marker(marker)]

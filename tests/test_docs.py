@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 import torch
 from documentation_blocks import EXECUTED, ROOT, SHOWN, Block, blocks_in, blocks_of, pages
@@ -21,6 +23,10 @@ from filelock import FileLock
 import experiments.cli
 import vlhmm
 from vlhmm.cli import main
+
+sys.path.insert(0, str(ROOT / "docs"))
+from notebooks import PAGES as NOTEBOOKS
+from notebooks import notebook_of
 
 PAGES = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
 EXECUTABLE = {
@@ -151,6 +157,33 @@ def test_steering_runs_verbatim_with_smollm2_in_an_empty_folder(
     assert "garden" in first.lower()
     assert json.loads(json_text)["animal"] in ("cat", "dog")
     assert answer in ("yes", "no")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_of_a_tutorial_is_that_of_its_page_and_runs(
+    name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the Jupyter kernel; `!vlhmm` starts the package that is tested here."""
+    path = ROOT / "docs" / "tutorials" / f"{name}.ipynb"
+    assert path.read_text(encoding="utf-8") == notebook_of(path.with_suffix(".md"))
+    command = workspace / "bin" / "vlhmm"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vlhmm "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": "."}}
+    ).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    told = "".join(output.get("text", "") for output in outputs)
+    # A shell line that fails raises nothing.
+    assert "Error" not in told
+    assert "vlhmm: " not in told
 
 
 @pytest.mark.parametrize("name", PAGES)

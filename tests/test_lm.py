@@ -23,7 +23,7 @@ def test_scores_add_up_over_the_next_token_probabilities(lm: vlhmm.LanguageModel
     score = lm.score(" ".join(words))
     assert [token.token for token in score.tokens] == words
     for position, token in enumerate(score.tokens):
-        probs = dict(lm.next_tokens(" ".join(words[:position]), top=lm.tokenizer.vocab_size))
+        probs = dict(lm.next_tokens(" ".join(words[:position]), top=lm.tokenizer.vocab_size, unk=True))
         assert math.log(probs[token.token]) == pytest.approx(token.log_prob, abs=1e-4)
     assert score.perplexity == pytest.approx(math.exp(-score.log_prob / 5))
 

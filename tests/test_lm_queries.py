@@ -1,5 +1,6 @@
 """Streams, explanations, k-best paths and gaps of a language model, against the enumeration of the HMM it stands on."""
 
+import dataclasses
 import itertools
 import math
 
@@ -13,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import vlhmm
 from vlhmm.data import Tokenizer
+from vlhmm.lm import UNKNOWN_TOKENS
 from vlhmm.text.pieces import Gap, encode_after, encode_pieces, split_at_gaps
 
 TEXT = "the cat sees the dog"
@@ -31,17 +33,13 @@ def oracle(lm: vlhmm.LanguageModel) -> Oracle:
     return dense_oracle(lm.hmm.tables.to(dtype=torch.float64))
 
 
-def given_ids(lm: vlhmm.LanguageModel) -> list[int]:
-    """What stands before every text."""
-    return [] if lm.opening is None else [lm.tokenizer.eos_id or 0]
-
-
 def path_joint(lm: vlhmm.LanguageModel, oracle: Oracle, text: str) -> np.ndarray:
-    """p(states, text) for every path, the state of what is given summed out."""
-    given = given_ids(lm)
-    ids = np.array([*given, *lm.tokenizer.encode(text)])
-    joint = oracle.joint(ids)
-    return joint.sum(0) / np.exp(oracle.log_prob(ids[:1])) if given else joint
+    """p(states, text) for every path; a text opens after an EOS where the states are carried over it."""
+    if lm.opening is not None:
+        unknown = oracle.start @ np.linalg.matrix_power(oracle.transition, UNKNOWN_TOKENS)
+        end = unknown * oracle.emission[:, lm.tokenizer.eos_id]
+        oracle = dataclasses.replace(oracle, start=end / end.sum() @ oracle.transition)
+    return oracle.joint(np.array(lm.tokenizer.encode(text)))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +160,7 @@ def every_filling(
 def test_gaps_are_filled_as_enumeration_says(lm: vlhmm.LanguageModel) -> None:
     joint = every_filling(lm, ["the", "sees", "dog"], [(1, 1)])
     total = sum(joint.values())
-    filled = lm.infill("the ___ sees ___ dog", num=4, top=1000, generator=torch.Generator().manual_seed(2))
+    filled = lm.infill("the ___ sees ___ dog", num=4, top=1000, unk=True, generator=torch.Generator().manual_seed(2))
     assert filled.log_prob == pytest.approx(math.log(total), abs=1e-4)
     for number, gap in enumerate(filled.gaps):
         assert gap.lengths == [(1, 1.0)]
@@ -181,7 +179,7 @@ def test_gaps_are_filled_as_enumeration_says(lm: vlhmm.LanguageModel) -> None:
 def test_all_lengths_and_fillings_sum_to_one(lm: vlhmm.LanguageModel, end: bool) -> None:
     joint = every_filling(lm, ["the", "sees"], [(1,), (2,)], end)
     total = sum(joint.values())
-    filled = lm.infill("the ___{1,2} sees", num=200, eos=end, generator=torch.Generator().manual_seed(3))
+    filled = lm.infill("the ___{1,2} sees", num=200, eos=end, unk=True, generator=torch.Generator().manual_seed(3))
     # Each number of tokens is equally likely beforehand.
     assert filled.log_prob == pytest.approx(math.log(total / 2), abs=1e-4)
     lengths = dict(filled.gaps[0].lengths)
@@ -198,16 +196,16 @@ def test_all_lengths_and_fillings_sum_to_one(lm: vlhmm.LanguageModel, end: bool)
     # The best of the likeliest length's fillings cannot be beaten by a single word.
     singles = {text: prob for text, prob in joint.items() if len(text.split()) == 3}
     assert filled.best.log_prob >= math.log(max(singles.values()) / total) - 1e-4
-    again = lm.infill("the ___ sees", gap=(1, 2), num=0, eos=end)
+    again = lm.infill("the ___ sees", gap=(1, 2), num=0, eos=end, unk=True)
     assert again.log_prob == filled.log_prob
     assert again.samples == []
 
 
 def test_excluded_words_are_given_not_to_stand_there(lm: vlhmm.LanguageModel) -> None:
     joint = every_filling(lm, ["the", "sees"], [(1,)])
-    best = lm.infill("the ___ sees", num=0).best.text
+    best = lm.infill("the ___ sees", num=0, unk=True).best.text
     rest = {text: prob for text, prob in joint.items() if text != best}
-    filled = lm.infill("the ___ sees", num=30, exclude=[best.split()[1]])
+    filled = lm.infill("the ___ sees", num=30, unk=True, exclude=[best.split()[1]])
     assert filled.log_prob == pytest.approx(math.log(sum(rest.values())), abs=1e-4)
     assert best not in [one.text for one in (filled.best, *filled.samples)]
     with pytest.raises(ValueError, match="exclude has 'nonsense'"):

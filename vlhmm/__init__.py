@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vlhmm.data import Corpus, Tokenizer, load_corpus
     from vlhmm.distillation.pipeline import Distilled, distill
     from vlhmm.distillation.teachers import Teacher, load_teacher
+    from vlhmm.explorer.widget import explore
     from vlhmm.hmm import HMM
     from vlhmm.lm import LanguageModel, load
     from vlhmm.models import Model, linear_hmm, neural_hmm, scalar_hmm
@@ -72,6 +73,7 @@ __all__ = [
     "distill",
     "ends_with",
     "excludes",
+    "explore",
     "in_order",
     "json_schema",
     "length",
@@ -110,6 +112,7 @@ _MODULE_OF = {
     "load_corpus": "vlhmm.data",
     "Distilled": "vlhmm.distillation.pipeline",
     "distill": "vlhmm.distillation.pipeline",
+    "explore": "vlhmm.explorer.widget",
     "Teacher": "vlhmm.distillation.teachers",
     "load_teacher": "vlhmm.distillation.teachers",
     "HMM": "vlhmm.hmm",

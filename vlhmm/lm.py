@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from vlhmm.arguments import as_device, check_count, check_generator, check_text, is_integer
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
-from vlhmm.control.generate import Choice
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
 from vlhmm.hmm import HMM
+from vlhmm.hub import fetched_folder
+from vlhmm.hub.pushable import Pushable
 from vlhmm.inference.errors import ImpossibleTextError
-from vlhmm.inference.predict import likeliest_tokens, without_token
-from vlhmm.inference.sampling import StateWords, require_drawn
+from vlhmm.inference.past import Past
+from vlhmm.inference.predict import belief_at
 from vlhmm.models import Model
+from vlhmm.models.from_tables import model_from_tables
 from vlhmm.precision import float32_products
 from vlhmm.tables import Belief
-from vlhmm.text.answers import BestPath, BestText, Explanation, Infilling, NamedState, Score, TokenPosterior, TokenScore
-from vlhmm.text.explain import explain
+from vlhmm.text.answers import BestPath, Explanation, Infilling, NamedState, Score, TokenPosterior
+from vlhmm.text.batching import Texts, as_texts, one_or_all
+from vlhmm.text.constrained import ConstrainedTexts
+from vlhmm.text.generation import draw_texts, generators_of, wanted_texts
 from vlhmm.text.infilling import infill_text
 from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
+from vlhmm.text.queries import TextQueries
 from vlhmm.text.stream import TextStream
 from vlhmm.text.word_gaps import MAX_WORD_TOKENS, WordGaps, infill_words, word_gaps
 from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
 
+UNKNOWN_TOKENS = 2
+"""Before the EOS after which a text begins. With one fewer, states that are never visited still count; more change little."""
 
-class LanguageModel:
+
+class LanguageModel(Pushable, ConstrainedTexts):
     """A tokenizer and an HMM over its tokens: text in, text out.
 
-    A text begins as a line does in training: after an EOS if the model carries its states over EOS, else from the start
-    distribution. The examples load "demo-model", the folder that the example of `vlhmm.train` writes.
+    A text begins as a line does in training: after an EOS if the model carries its states over EOS, with tokens before it that
+    are not known, else from the start distribution. Methods that take a text take a list of texts too, answer with a list, and read many texts in one forward
+    pass. The examples load "demo-model", the folder that the example of `vlhmm.train` writes.
 
     Args:
         model: The trained model.
@@ -74,6 +80,32 @@ class LanguageModel:
         self.about = dict(about or {})
         self._folder: Path | None = None
 
+    @classmethod
+    def from_hmm(cls, hmm: HMM, tokenizer: Tokenizer, about: Mapping[str, Any] | None = None) -> LanguageModel:
+        """Make a language model of an HMM over the ids of a tokenizer.
+
+        Args:
+            hmm: The HMM. Its probabilities become the free logits of a scalar model, so that it can be saved and trained on;
+                that takes a table (Z, Z), in float32.
+            tokenizer: The tokenizer of the ids.
+            about: How the HMM was made; it is saved with the model.
+
+        Returns:
+            The language model.
+
+        Raises:
+            ValueError: HMM and tokenizer have vocabularies of different size, or the table does not fit in memory.
+
+        Example:
+            >>> from vlhmm.data import word_tokenizer
+            >>> tokenizer = word_tokenizer(["heads", "tails"], unk=False)  # and <eos>
+            >>> hmm = vlhmm.HMM.from_probabilities([1, 0], [[0.9, 0.1], [0.5, 0.5]], [[0.8, 0.1, 0.1], [0.2, 0.7, 0.1]])
+            >>> lm = vlhmm.LanguageModel.from_hmm(hmm.with_reset_token(tokenizer.eos_id), tokenizer)
+            >>> lm.score("heads tails heads").tokens[0].token
+            'heads'
+        """
+        return cls(model_from_tables(hmm.tables), tokenizer, about)
+
     @cached_property
     def hmm(self) -> HMM:
         """The HMM of the model, computed once; after further training make a new LanguageModel."""
@@ -85,9 +117,14 @@ class LanguageModel:
                 raise
             raise FolderError(f"{self._folder / MODEL} holds no HMM: {error}") from None
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that it was loaded from; None: it was not."""
+        return self._folder
+
     @cached_property
-    def _state_words(self) -> StateWords:
-        return StateWords(self.hmm.tables)
+    def _queries(self) -> TextQueries:
+        return TextQueries(self.hmm, self.tokenizer, self._opening)
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write model, tokenizer and `about` to a folder, which `vlhmm.load` reads.
@@ -117,26 +154,117 @@ class LanguageModel:
             }
         save_model(Path(folder), self.model, self.tokenizer, self.about, weights)
 
-    def perplexity(self, tokens: Tokens) -> float:
-        """Compute exp(-log p(x) / number of tokens) of a text, as one exact stream.
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+    ) -> LanguageModel:
+        """Load a language model from a folder, or from the Hugging Face hub.
+
+        Arguments have the names of `huggingface_hub.ModelHubMixin`. With the environment variable `HF_HUB_OFFLINE=1`, and with
+        `local_files_only`, only what was downloaded before is read.
 
         Args:
-            tokens: The text as token ids.
+            pretrained_model_name_or_path: A model folder, or OWNER/NAME on the hub. A folder of that name is preferred.
+            device: Where the model is placed.
+            revision: Branch, tag or commit of the repository; None: its main branch.
+            cache_dir: Where downloads are kept; None: the cache of huggingface_hub.
+            force_download: Download again what is there already.
+            local_files_only: Download nothing.
+            token: Access token of the hub; None: that of `hf auth login`.
 
         Returns:
-            The perplexity per token, EOS included.
+            The language model.
 
         Raises:
-            ValueError: The text is empty, or has tokens outside the vocabulary.
+            ImportError: A name of the hub is given, and huggingface_hub is missing: `pip install 'vlhmm[hub]'`.
+            ValueError: There is no such folder or repository, or it holds no model.
 
         Example:
-            >>> from vlhmm.data import Tokens
             >>> lm = vlhmm.load("demo-model")
+            >>> lm.save_pretrained("for-others")
+            >>> vlhmm.LanguageModel.from_pretrained("for-others").score("the cat") == lm.score("the cat")
+            True
+        """
+        folder = fetched_folder(
+            pretrained_model_name_or_path,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
+        )
+        return load(folder, device)
+
+    def to(self, device: torch.device | str) -> LanguageModel:
+        """Move the model to another device, as `torch.nn.Module.to` does: in place.
+
+        Args:
+            device: The new device.
+
+        Returns:
+            This language model.
+
+        Raises:
+            ValueError: This machine has no such device.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model").to("cpu")
+            >>> lm.hmm.tables.device
+            device(type='cpu')
+        """
+        self.model.to(as_device(device))
+        # They hold tensors on the old device.
+        for name in ("hmm", "_opening", "_queries", "_controlled"):
+            self.__dict__.pop(name, None)
+        return self
+
+    @overload
+    def perplexity(self, tokens: str | Tokens, *, eos: bool = False) -> float: ...
+
+    @overload
+    def perplexity(self, tokens: Texts, *, eos: bool = False) -> list[float]: ...
+
+    def perplexity(self, tokens: str | Texts | Tokens, *, eos: bool = False) -> float | list[float]:
+        """Compute exp(-log p(x) / number of tokens) of a text.
+
+        A `str` is read as `score` reads it, each of a list by itself. `Tokens` are one exact stream from one cold start, with
+        the EOS tokens that they hold, as corpora are evaluated.
+
+        Args:
+            tokens: The text, a list of texts, or a corpus as token ids.
+            eos: Count the EOS after each text too; `Tokens` hold theirs already.
+
+        Returns:
+            The perplexity per token, or a list of them.
+
+        Raises:
+            ValueError: A text is empty, has tokens outside the vocabulary, or `eos` is asked for with `Tokens`.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> round(lm.perplexity("the dog sees a bird", eos=True), 1)
+            1.5
+            >>> first, second = lm.perplexity(["the dog sees a bird", "the dog"])
+            >>> from vlhmm.data import Tokens
             >>> ids = [*lm.tokenizer.encode("the dog sees a bird"), lm.tokenizer.eos_id]
             >>> round(lm.perplexity(Tokens.from_documents([ids], lm.tokenizer.vocab_size)), 1)
             1.5
         """
-        return self.evaluate(tokens).perplexity
+        if isinstance(tokens, Tokens):
+            if eos:
+                raise ValueError("eos=True is for texts: tokens are counted as they are, with the EOS tokens they hold")
+            return self.evaluate(tokens).perplexity
+        if isinstance(tokens, str):
+            return self.score(tokens, eos=eos).perplexity
+        return [score.perplexity for score in self.score(tokens, eos=eos)]
 
     def evaluate(self, tokens: Tokens, streams: int = 1) -> Evaluation:
         """Compute perplexities of a text, and say what was counted.
@@ -162,15 +290,21 @@ class LanguageModel:
         """
         return evaluate(HMMScorer(self.hmm.tables), tokens, self.tokenizer, streams=streams)
 
-    def score(self, text: str, *, eos: bool = False) -> Score:
+    @overload
+    def score(self, text: str, *, eos: bool = False) -> Score: ...
+
+    @overload
+    def score(self, text: Texts, *, eos: bool = False) -> list[Score]: ...
+
+    def score(self, text: str | Texts, *, eos: bool = False) -> Score | list[Score]:
         """Compute log p(token | all tokens before) of each token of a text.
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             eos: Score the EOS after the text too.
 
         Returns:
-            The tokens with their log-probabilities, their sum and the perplexity.
+            The tokens with their log-probabilities, their sum and the perplexity; for a list of texts a list.
 
         Raises:
             ValueError: The text has no tokens.
@@ -182,23 +316,29 @@ class LanguageModel:
             ('sees', -0.4)
             >>> round(score.log_prob, 1), round(score.perplexity, 1)
             (-2.4, 1.5)
+            >>> [round(score.log_prob, 1) for score in lm.score(["the dog sees a bird", "the cat"])]
+            [-1.9, -0.4]
         """
-        ids = self._encode(text, eos)
-        with torch.no_grad():
-            log_probs = self.hmm.token_log_probs(ids, belief=self._opening)
-        names = [self.tokenizer.token(token) for token in ids[0].tolist()]
-        return Score([TokenScore(name, value) for name, value in zip(names, log_probs[0].tolist(), strict=True)])
+        return one_or_all("text", text, lambda texts: self._queries.scores(self._queries.encode(texts, eos=eos)))
 
-    def next_tokens(self, text: str = "", top: int = 10, *, unk: bool = False) -> list[tuple[str, float]]:
+    @overload
+    def next_tokens(self, text: str = "", top: int = 10, *, unk: bool = False) -> list[tuple[str, float]]: ...
+
+    @overload
+    def next_tokens(self, text: Texts, top: int = 10, *, unk: bool = False) -> list[list[tuple[str, float]]]: ...
+
+    def next_tokens(
+        self, text: str | Texts = "", top: int = 10, *, unk: bool = False
+    ) -> list[tuple[str, float]] | list[list[tuple[str, float]]]:
         """Return the most likely next tokens after `text`.
 
         Args:
-            text: The text so far.
+            text: The text so far, or a list of texts.
             top: Number of tokens.
             unk: Return the unknown token too; without it, probabilities are p(token | text, the token is not unknown).
 
         Returns:
-            Tokens with their probabilities, most likely first.
+            Tokens with their probabilities, most likely first; for a list of texts a list.
 
         Raises:
             ValueError: `top` is below 1.
@@ -209,21 +349,24 @@ class LanguageModel:
             [('bird', 0.6), ('fish', 0.4)]
         """
         check_count("top", top)
-        probs, tokens = likeliest_tokens(self.hmm.next_token_probs(self._belief_after(text)), top, self._never(unk))
-        return [
-            (self.tokenizer.token(token), prob)
-            for prob, token in zip(probs[0].tolist(), tokens[0].tolist(), strict=True)
-        ]
+        never = self._never(unk)
+        return one_or_all("text", text, lambda texts: self._queries.next_tokens(texts, top, never))
 
-    def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]:
+    @overload
+    def posterior(self, text: str, top: int = 3) -> list[TokenPosterior]: ...
+
+    @overload
+    def posterior(self, text: Texts, top: int = 3) -> list[list[TokenPosterior]]: ...
+
+    def posterior(self, text: str | Texts, top: int = 3) -> list[TokenPosterior] | list[list[TokenPosterior]]:
         """Compute the most likely states of each token, given the whole text.
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             top: Number of states of each token.
 
         Returns:
-            Each token with its states, their probabilities and the entropy of p(state | text).
+            Each token with its states, their probabilities and the entropy of p(state | text); for a list of texts a list.
 
         Raises:
             ValueError: The text has no tokens.
@@ -240,22 +383,7 @@ class LanguageModel:
             bird ['bird', 'fish']
         """
         check_count("top", top)
-        ids = self._encode(text)
-        posterior = self.hmm.posterior(ids, belief=self._opening)
-        probs = posterior.probs[0]
-        best = probs.topk(min(top, probs.shape[1]), dim=1)
-        states = posterior.states[0].gather(1, best.indices)
-        entropy = -torch.special.xlogy(probs, probs).sum(1)
-        return [
-            TokenPosterior(
-                self.tokenizer.token(token),
-                [(self.name_state(state), prob) for state, prob in zip(row, row_probs, strict=True)],
-                nats,
-            )
-            for token, row, row_probs, nats in zip(
-                ids[0].tolist(), states.tolist(), best.values.tolist(), entropy.tolist(), strict=True
-            )
-        ]
+        return one_or_all("text", text, lambda texts: self._queries.posteriors(self._queries.encode(texts), top))
 
     @overload
     def viterbi(self, text: str, k: None = None) -> BestPath: ...
@@ -263,15 +391,21 @@ class LanguageModel:
     @overload
     def viterbi(self, text: str, k: int) -> list[BestPath]: ...
 
-    def viterbi(self, text: str, k: int | None = None) -> BestPath | list[BestPath]:
+    @overload
+    def viterbi(self, text: Texts, k: None = None) -> list[BestPath]: ...
+
+    @overload
+    def viterbi(self, text: Texts, k: int) -> list[list[BestPath]]: ...
+
+    def viterbi(self, text: str | Texts, k: int | None = None) -> BestPath | list[BestPath] | list[list[BestPath]]:
         """Find the most likely state path of a text, or the k most likely ones.
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             k: Number of paths; None: the best one alone, not in a list.
 
         Returns:
-            The best path, or with `k` a list of paths, best first; fewer than `k` where the text has fewer.
+            The best path, or with `k` a list of paths, best first; fewer than `k` where the text has fewer. For a list of texts a list.
 
         Raises:
             ImpossibleTextError: The text has probability zero.
@@ -286,26 +420,35 @@ class LanguageModel:
             >>> first.states == path.states, second.log_prob < first.log_prob
             (True, True)
         """
-        ids = self._encode(text)
-        found = self.hmm.viterbi(ids, k=1 if k is None else k, belief=self._opening)
-        tokens = [self.tokenizer.token(token) for token in ids[0].tolist()]
-        paths = [
-            BestPath(tokens, [self.name_state(state) for state in path], log_prob)
-            for path, log_prob in zip(found.states[0].tolist(), found.log_prob[0].tolist(), strict=True)
-            if log_prob > -math.inf
-        ]
-        return paths[0] if k is None else paths
 
-    def explain(self, text: str, top: int = 3, neighbours: int = 1) -> Explanation:
+        def paths(texts: list[str]) -> list[list[BestPath]]:
+            return self._queries.best_paths(self._queries.encode(texts), 1 if k is None else k)
+
+        def best(texts: list[str]) -> list[BestPath]:
+            return [ranked[0] for ranked in paths(texts)]
+
+        if k is None:
+            only: BestPath | list[BestPath] = one_or_all("text", text, best)
+            return only
+        found: list[BestPath] | list[list[BestPath]] = one_or_all("text", text, paths)
+        return found
+
+    @overload
+    def explain(self, text: str, top: int = 3, neighbours: int = 1) -> Explanation: ...
+
+    @overload
+    def explain(self, text: Texts, top: int = 3, neighbours: int = 1) -> list[Explanation]: ...
+
+    def explain(self, text: str | Texts, top: int = 3, neighbours: int = 1) -> Explanation | list[Explanation]:
         """Compute surprisal, likely states and their neighbours for each token, given the whole text.
 
         Args:
-            text: The text.
+            text: The text, or a list of texts.
             top: Number of states of each token.
             neighbours: Number of states before and after each of these.
 
         Returns:
-            The explanation of each token, and the entropy of the state path.
+            The explanation of each token, and the entropy of the state path; for a list of texts a list.
 
         Raises:
             ImpossibleTextError: The text has probability zero.
@@ -319,8 +462,9 @@ class LanguageModel:
         """
         check_count("top", top)
         check_count("neighbours", neighbours)
-        ids = self._encode(text)
-        return explain(self.hmm, ids, self._opening, top, neighbours, self.tokenizer.token, self.name_state)
+        return one_or_all(
+            "text", text, lambda texts: self._queries.explanations(self._queries.encode(texts), top, neighbours)
+        )
 
     def stream(self) -> TextStream:
         """Start a text that is fed piece by piece.
@@ -340,6 +484,7 @@ class LanguageModel:
         """
         return TextStream(self.hmm.stream(belief=self._opening), self.tokenizer)
 
+    @overload
     def infill(
         self,
         text: str,
@@ -352,7 +497,36 @@ class LanguageModel:
         exclude: Sequence[str] = (),
         unk: bool = False,
         generator: torch.Generator | None = None,
-    ) -> Infilling:
+    ) -> Infilling: ...
+
+    @overload
+    def infill(
+        self,
+        text: Texts,
+        *,
+        num: int = 5,
+        top: int = 5,
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
+        eos: bool = False,
+        exclude: Sequence[str] = (),
+        unk: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> list[Infilling]: ...
+
+    def infill(
+        self,
+        text: str | Texts,
+        *,
+        num: int = 5,
+        top: int = 5,
+        gap: tuple[int, int] | None = None,
+        max_gap_tokens: int = MAX_WORD_TOKENS,
+        eos: bool = False,
+        exclude: Sequence[str] = (),
+        unk: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Infilling | list[Infilling]:
         """Compute what may stand in the gaps of `text`, given the rest of it.
 
         `___` is a missing word. Where tokens are parts of words it is a word of one to `max_gap_tokens` tokens, without white space
@@ -360,7 +534,7 @@ class LanguageModel:
         one of one to four; where their number is open, all numbers have the same prior probability. EOS is never filled in.
 
         Args:
-            text: The text with its gaps.
+            text: The text with its gaps, or a list of such texts.
             num: Number of samples.
             top: Number of tokens that are returned for each position, or of words for each gap.
             gap: Smallest and largest number of tokens of a gap `___`; None: a word.
@@ -371,7 +545,7 @@ class LanguageModel:
             generator: Random numbers of the samples; None: the global generator of PyTorch.
 
         Returns:
-            Probabilities of lengths and tokens, the best filling and `num` samples.
+            Probabilities of lengths and tokens, the best filling and `num` samples; for a list of texts a list.
 
         Raises:
             ImpossibleTextError: The text has probability zero whatever is filled in.
@@ -385,6 +559,21 @@ class LanguageModel:
             >>> [token for token, prob in filled.gaps[0].tokens[0][:2]]
             ['cat', 'dog']
         """
+        if not isinstance(text, str):
+            return [
+                self.infill(
+                    one,
+                    num=num,
+                    top=top,
+                    gap=gap,
+                    max_gap_tokens=max_gap_tokens,
+                    eos=eos,
+                    exclude=exclude,
+                    unk=unk,
+                    generator=generator,
+                )
+                for one in as_texts("text", text)
+            ]
         check_text("text", text)
         check_count("num", num, at_least=0)
         check_count("top", top)
@@ -442,27 +631,63 @@ class LanguageModel:
         check_count("top", top)
         if not is_integer(state) or not 0 <= state < self.hmm.num_states:
             raise ValueError(f"state is {state}, but must be between 0 and {self.hmm.num_states - 1}")
-        words, log_probs = self._state_words.of(torch.tensor([state], device=self.hmm.tables.device))
-        best = log_probs[0].topk(min(top, log_probs.shape[1]))
-        names = [self.tokenizer.token(token) for token in words[0, best.indices].tolist()]
-        probs = best.values.exp().tolist()
-        block = state // self.hmm.tables.support.states_per_word
-        return NamedState(state, block, [(name, prob) for name, prob in zip(names, probs, strict=True) if prob > 0])
+        return self._queries.named([int(state)], top)[int(state)]
 
+    @overload
     def generate(
         self,
         prompt: str = "",
         *,
-        max_tokens: int = 50,
-        num: int = 1,
+        max_tokens: int | None = None,
+        num: int | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
         unk: bool = False,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
-    ) -> list[str]:
+        max_new_tokens: int | None = None,
+        num_return_sequences: int | None = None,
+        do_sample: bool | None = None,
+    ) -> list[str]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Texts,
+        *,
+        max_tokens: int | None = None,
+        num: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        time_limit: float | None = TIME_LIMIT,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int | None = None,
+        do_sample: bool | None = None,
+    ) -> list[list[str]]: ...
+
+    def generate(
+        self,
+        prompt: str | Texts = "",
+        *,
+        max_tokens: int | None = None,
+        num: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        constraint: Constraint | Automaton | None = None,
+        unk: bool = False,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        time_limit: float | None = TIME_LIMIT,
+        max_new_tokens: int | None = None,
+        num_return_sequences: int | None = None,
+        do_sample: bool | None = None,
+    ) -> list[str] | list[list[str]]:
         """Draw continuations of `prompt`, each up to EOS or `max_tokens` new tokens.
 
         With a constraint and temperature 1, they are exact samples of p(continuation | prompt, constraint). The constraint holds at
@@ -473,161 +698,70 @@ class LanguageModel:
         unknown).
 
         Args:
-            prompt: Where the text begins.
-            max_tokens: New tokens, at most.
-            num: Number of texts.
+            prompt: Where the text begins, or a list of such prompts.
+            max_tokens: New tokens, at most; None: 50.
+            num: Number of texts for each prompt; None: 1.
             temperature: Log-probabilities are divided by it.
             top_k: Draw among the `top_k` most likely next tokens; None: among all.
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
             unk: Draw the unknown token too.
-            generator: Random numbers; None: the global generator of PyTorch.
+            generator: Random numbers, or a generator for each prompt, with which a prompt gets the texts that it would get
+                alone; None: the global generator of PyTorch.
             time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
+            max_new_tokens: Another name of `max_tokens`, as in transformers.
+            num_return_sequences: Another name of `num`, as in transformers.
+            do_sample: False: take the most likely next token each time, as `top_k=1` does. True or None: draw.
 
         Returns:
-            The texts, prompt included.
+            The texts, prompt included; for a list of prompts a list of them for each.
 
         Raises:
             ImpossibleConstraintError: No continuation satisfies the constraint.
             ImpossibleTextError: The prompt has probability zero.
-            ValueError: A number is out of range.
+            ValueError: A number is out of range, or two arguments contradict each other.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
-            >>> lm.generate("the dog", top_k=1)  # the most likely next token each time
+            >>> lm.generate("the dog", do_sample=False)  # the most likely next token each time
             ['the dog sees a bird']
+            >>> lm.generate(["the dog", "the cat hears"], top_k=1, max_tokens=1)
+            [['the dog sees'], ['the cat hears a']]
             >>> texts = lm.generate(num=20, constraint=vlhmm.contains("garden"), generator=torch.Generator().manual_seed(0))
             >>> all("garden" in text for text in texts)
             True
         """
-        check_text("prompt", prompt)
-        check_count("max_tokens", max_tokens)
-        check_count("num", num)
-        check_generator(generator, self.hmm.tables.device)
-        choice, never = Choice(temperature, top_k, top_p), self._never(unk)
-        belief = self._possible_belief_after(prompt)
-        if constraint is None:
-            drawn = self._sample(num, max_tokens, belief, choice, generator, never)
-        else:
-            drawn = self._controlled.sample(
-                constraint, num, max_tokens, belief, choice, generator, never=never, time_limit=time_limit
-            )
-        return [self._continued(prompt, row) for row in drawn]
+        wanted = wanted_texts(
+            max_tokens=max_tokens,
+            num=num,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=num_return_sequences,
+            do_sample=do_sample,
+        )
 
-    def _sample(
-        self,
-        num: int,
-        max_tokens: int,
-        belief: Belief | None,
-        choice: Choice,
-        generator: torch.Generator | None,
-        never: int | None,
-    ) -> list[list[int]]:
-        tables, eos = self.hmm.tables, self.tokenizer.eos_id
-        # Copies of the probabilities of all words, which top_p sorts; the belief; the transition tiles of one step, at most
-        # one a text; the tokens in a list.
-        words = (6 if choice.top_p is None else 12) * tables.num_words
-        support = tables.support
-        states = 6 * (support.num_states + support.states_per_word)
-        size = tables.log_emission.element_size()
-        per_text = (words + states) * size + 16 * max_tokens
-        tiles = 0 if support.num_groups == 1 else min(num, support.num_groups**2)
-        what = f"{num:,} texts of up to {max_tokens:,} tokens over {tables.num_words:,} words"
-        require_drawn(num, per_text, what, tables.device, fixed=3 * tiles * support.states_per_word**2 * size)
-        if belief is not None:
-            belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
-        texts: list[list[int]] = [[] for _ in range(num)]
-        going = torch.arange(num, device=tables.device)
-        for left in range(max_tokens, 0, -1):
-            log_probs = without_token(self.hmm.next_token_probs(belief), never).expand(len(going), -1).log()
-            # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
-            noise = log_probs.new_empty(num, tables.num_words).exponential_(generator=generator)
-            token = (choice.log_weights(log_probs) - noise[going].log()).argmax(-1)
-            drawn: list[int] = token.tolist()
-            for row, one in zip(going.tolist(), drawn, strict=True):
-                texts[row].append(one)
-            goes_on = [place for place, one in enumerate(drawn) if one != eos]
-            if not goes_on or left == 1:
-                break
-            if len(goes_on) < len(drawn):
-                going, token = going[goes_on], token[goes_on]
-                belief = None if belief is None else belief.of(goes_on)
-            belief = self.hmm.filter(token[:, None], belief=belief).belief
-        return texts
+        def answer(prompts: list[str]) -> list[list[str]]:
+            generators = generators_of(generator, len(prompts), self.hmm.tables.device)
+            past, never = self._possible_past(prompts), self._never(unk)
+            if constraint is None:
+                drawn = draw_texts(self.hmm, past, wanted, generators, self.tokenizer.eos_id, never)
+            else:
+                drawn = self._controlled.sample(
+                    constraint,
+                    wanted.num,
+                    wanted.max_tokens,
+                    past,
+                    wanted.choice,
+                    generators,
+                    never=never,
+                    time_limit=time_limit,
+                )
+            texts = self._continued([prompt for prompt in prompts for _ in range(wanted.num)], drawn)
+            return [texts[first : first + wanted.num] for first in range(0, len(texts), wanted.num)]
 
-    def best_text(
-        self,
-        prompt: str = "",
-        *,
-        max_tokens: int = 50,
-        constraint: Constraint | Automaton | None = None,
-        unk: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> BestText:
-        """Find the continuation x of `prompt` with the largest p(x, z), maximised over its states z too.
-
-        Args:
-            prompt: Where the text begins.
-            max_tokens: New tokens, at most; a text ends at EOS or there.
-            constraint: What the new tokens must satisfy; None: nothing.
-            unk: Let the unknown token be in the text too.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
-
-        Returns:
-            The text, prompt included, and its log p(x, z).
-
-        Raises:
-            ImpossibleConstraintError: No continuation satisfies the constraint.
-            ImpossibleTextError: The prompt has probability zero.
-            ValueError: `max_tokens` is below 1.
-
-        Example:
-            >>> lm = vlhmm.load("demo-model")
-            >>> lm.best_text("the dog", max_tokens=10, constraint=vlhmm.contains("garden")).text
-            'the dog sees a bird in the garden'
-        """
-        check_text("prompt", prompt)
-        check_count("max_tokens", max_tokens)
-        belief = self._possible_belief_after(prompt)
-        never = self._never(unk)
-        best = self._controlled.best(constraint, max_tokens, belief, never=never, time_limit=time_limit)
-        return BestText(self._continued(prompt, best.tokens), best.log_prob)
-
-    def constraint_probability(
-        self,
-        prefix: str,
-        constraint: Constraint | Automaton,
-        length: int,
-        *,
-        until_eos: bool = False,
-        time_limit: float | None = TIME_LIMIT,
-    ) -> float:
-        """Compute P(the next `length` tokens after `prefix` satisfy the constraint).
-
-        Args:
-            prefix: The text before.
-            constraint: The constraint, on the tokens after `prefix`.
-            length: Number of tokens.
-            until_eos: Compute P(EOS comes within `length` tokens, and the tokens before it satisfy the constraint) instead. Without
-                it EOS is none of the tokens.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
-
-        Returns:
-            The probability.
-
-        Raises:
-            ImpossibleTextError: `prefix` has probability zero.
-            ValueError: `length` is below 1, or `until_eos` while the tokenizer has no EOS.
-
-        Example:
-            >>> lm = vlhmm.load("demo-model")
-            >>> round(lm.constraint_probability("the cat sees", vlhmm.contains("fish"), length=2), 1)
-            0.4
-        """
-        check_text("prefix", prefix)
-        check_count("length", length)
-        belief = self._possible_belief_after(prefix)
-        return self._controlled.probability(constraint, length, belief, until_eos=until_eos, time_limit=time_limit)
+        return one_or_all("prompt", prompt, answer)
 
     @cached_property
     def _controlled(self) -> ControlledHMM:
@@ -637,17 +771,20 @@ class LanguageModel:
         """The token that is not drawn, unless `unk` asks for it."""
         return None if unk else self.tokenizer.undrawn_id
 
-    def _possible_belief_after(self, prompt: str) -> Belief | None:
-        belief = self._belief_after(prompt)
-        if belief is not None and bool(belief.log_probs.isinf().all()):
+    def _possible_past(self, prompts: list[str]) -> Past:
+        past = self._queries.past(prompts)
+        impossible = past.begun & past.belief.log_probs.isinf().all(1)
+        if bool(impossible.any()):
+            prompt = prompts[int(impossible.nonzero()[0, 0])]
             raise ImpossibleTextError(
                 f"the model gives {prompt!r} probability zero, so nothing follows it: begin with another text"
             )
-        return belief
+        return past
 
-    def _continued(self, prompt: str, ids: list[int]) -> str:
-        prompt_ids = self.tokenizer.encode(prompt) if prompt else []
-        return self.tokenizer.decode(prompt_ids + self._until_eos(ids))
+    def _continued(self, prompts: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
+        """Each prompt with the tokens after it, up to EOS."""
+        before = self.tokenizer.encode_batch(prompts)
+        return [self.tokenizer.decode(prompt + self._until_eos(new)) for prompt, new in zip(before, ids, strict=True)]
 
     def _until_eos(self, ids: list[int]) -> list[int]:
         eos = self.tokenizer.eos_id
@@ -664,21 +801,9 @@ class LanguageModel:
         eos = self.tokenizer.eos_id
         if eos is None or self.hmm.tables.reset_token is not None:
             return None
-        return self.hmm.filter([[eos]]).belief
-
-    def _belief_after(self, text: str) -> Belief | None:
-        check_text("text", text)
-        if not text:
-            return self._opening
-        return self.hmm.filter(self._encode(text), belief=self._opening).belief
-
-    def _encode(self, text: str, eos: bool = False) -> Int[Tensor, "1 T"]:
-        ids = self.tokenizer.encode(text)
-        if eos and self.tokenizer.eos_id is not None:
-            ids = [*ids, self.tokenizer.eos_id]
-        if not ids:
-            raise ValueError("the text has 0 tokens, but at least 1 is needed")
-        return torch.tensor([ids])
+        # Directly from the start distribution an EOS would say little: training begins each epoch in the middle of texts, so
+        # EOS states that running text never visits are as likely there as the others.
+        return belief_at(self.hmm.tables, eos, UNKNOWN_TOKENS)
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> LanguageModel:

@@ -24,6 +24,7 @@ COMMANDS = (
     "generate",
     "info",
     "inspect",
+    "explore",
     "demo",
 )
 
@@ -231,6 +232,7 @@ def test_demo_twice_uses_two_folders(run: Run, text_file: Path) -> None:
             "HMM",
             "Ten sentences",
             f"{folder}/learning_curve.png",
+            f"{folder}/explorer.html",
             f"score {folder} ",
         ):
             assert expected in shown.out

@@ -26,6 +26,7 @@ from vlhmm.control.product import lookahead
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.data import word_tokenizer
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.past import Past
 from vlhmm.tables import Belief, Tables
 
 LENGTH = 3
@@ -52,7 +53,9 @@ def test_samples_come_as_often_as_they_should(kind: Kind) -> None:
     oracle, tables, automaton, prefix, belief = case(kind, seed=4)
     num = 4000
     following = ConstrainedTokens(tables, lookahead(tables, automaton, LENGTH))
-    texts = sample_constrained(following, belief, num, LENGTH, generator=torch.Generator().manual_seed(0))
+    texts = sample_constrained(
+        following, Past.opened(tables, belief), num, LENGTH, generators=[torch.Generator().manual_seed(0)]
+    )
     counts = Counter(map(tuple, texts))
     exact = accepted(oracle, automaton, prefix, LENGTH)
     total = math.fsum(exact.values())
@@ -81,7 +84,8 @@ def test_every_text_is_accepted_however_tokens_are_chosen(
     assume(float(ahead.log_prob(tables, None, 6)) > -math.inf)
     choice = Choice(temperature, top_k, top_p)
     generator = torch.Generator().manual_seed(seed)
-    texts = sample_constrained(ConstrainedTokens(tables, ahead), None, 20, 6, choice=choice, generator=generator)
+    following, past = ConstrainedTokens(tables, ahead), Past.opened(tables, None)
+    texts = sample_constrained(following, past, 20, 6, choice=choice, generators=[generator])
     assert all(len(text) == 6 and automaton.accepts(text) for text in texts)
     assert all(oracle.log_prob(np.array(text)) > -math.inf for text in texts)
 
@@ -98,7 +102,8 @@ def test_texts_end_at_the_end_token_or_at_the_limit() -> None:
     for required in (False, True):
         automaton = contains.ending_at(2, required=required)
         following = ConstrainedTokens(hmm.tables, lookahead(hmm.tables, automaton, 8))
-        texts = sample_constrained(following, None, 300, 8, eos_id=2, generator=torch.Generator().manual_seed(1))
+        past, generator = Past.opened(hmm.tables, None), torch.Generator().manual_seed(1)
+        texts = sample_constrained(following, past, 300, 8, eos_id=2, generators=[generator])
         assert all(0 in text and 2 not in text[:-1] for text in texts)
         assert all(text[-1] == 2 for text in texts if required or len(text) < 8)
         assert len({len(text) for text in texts}) == 7
@@ -244,12 +249,13 @@ def test_an_hmm_that_cannot_emit_the_tokens_names_the_part_that_needs_them() -> 
     ids = {name: tokenizer.token_id(name) for name in ("a", "b", "c", "<eos>")}
     emission = np.zeros((1, tokenizer.vocab_size))
     emission[0, [ids["a"], ids["b"], ids["<eos>"]]] = [0.5, 0.3, 0.2]
-    controlled = ControlledHMM(HMM.from_probabilities([1.0], [[1.0]], emission), tokenizer)
+    hmm = HMM.from_probabilities([1.0], [[1.0]], emission)
+    controlled, past = ControlledHMM(hmm, tokenizer), Past.opened(hmm.tables, None)
     with pytest.raises(
         ImpossibleConstraintError, match=r"the HMM gives contains\('c'\) probability zero within 4 tokens"
     ):
-        controlled.sample(contains("a") & contains("c"), 1, 4, None, Choice(), None)
-    assert controlled.probability(contains("a"), 2, None, until_eos=False) == pytest.approx(0.8**2 - 0.3**2)
+        controlled.sample(contains("a") & contains("c"), 1, 4, past, Choice(), [None])
+    assert controlled.probability(contains("a"), 2, past, until_eos=False) == [pytest.approx(0.8**2 - 0.3**2)]
 
 
 def test_a_prompt_of_probability_zero_is_refused() -> None:

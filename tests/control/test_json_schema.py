@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from decimal import Decimal
 from typing import Any
 
 import jsonschema

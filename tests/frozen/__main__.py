@@ -6,6 +6,9 @@ import sys
 
 import torch
 
+import vlhmm.lm
+from vlhmm.ops import dispatch
+
 from . import commands, folders, public_names, queries, results, training
 
 PARTS = {
@@ -25,6 +28,9 @@ def main(arguments: list[str]) -> int:
         return 2
     # As in the tests: sums over several threads depend on their number.
     torch.set_num_threads(1)
+    # As in conftest.py: how a text opened when the first records were made, and torch's loops.
+    vlhmm.lm.belief_at = folders.opening_of_records
+    dispatch.SMALL_DENSE_STATES = 0
     for name in arguments[1:] or PARTS:
         PARTS[name]()
         print(f"recorded: {name}")

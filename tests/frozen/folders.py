@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import vlhmm
+from vlhmm.tables import Belief, Tables
 
 from . import entry_points, records, training
 from .training import FIRST_EDITION
@@ -183,6 +184,11 @@ def model_scores(folder: Path, corpus: vlhmm.Corpus) -> dict[str, Any]:
         "guide": vlhmm.Guide(lm, vlhmm.contains("list"), max_new_tokens=4)(ids, scores)[0].tolist(),
         "stream": [token.log_prob for piece in ("the file ", "reads the") for token in stream.feed(piece)],
     }
+
+
+def opening_of_records(tables: Tables, token: int, unknown: int) -> Belief | None:
+    """What is believed after an EOS that is the first token of all."""
+    return vlhmm.HMM(tables).filter([[token]]).belief
 
 
 def _seeded() -> torch.Generator:

@@ -21,6 +21,7 @@ from vlhmm import HMM, Tokenizer, control
 from vlhmm.control import Constraint, TimeLimitError, TokenTexts, constraint_log_prob
 from vlhmm.control.controlled import ControlledHMM
 from vlhmm.data import word_tokenizer
+from vlhmm.inference.past import Past
 
 LONGEST = 4
 """Tokens of a text."""
@@ -134,7 +135,8 @@ def run(material: list[Vocabulary], seed: int, scratch: Path) -> str:
 def _probability(vocabulary: Vocabulary, constraint: Constraint, length: int, until_eos: bool, limit: float) -> float:
     if vocabulary.tokenizer is not None:
         controlled = ControlledHMM(vocabulary.hmm, vocabulary.tokenizer)
-        return controlled.probability(constraint, length, None, until_eos=until_eos, time_limit=limit)
+        past = Past.opened(vocabulary.hmm.tables, None)
+        return controlled.probability(constraint, length, past, until_eos=until_eos, time_limit=limit)[0]
     automaton = constraint.compile(vocabulary.texts, time_limit=limit)
     return float(constraint_log_prob(vocabulary.hmm, automaton, length).exp())
 

@@ -33,7 +33,9 @@ def test_a_saved_model_comes_back_bit_for_bit(lm: vlhmm.LanguageModel, tmp_path:
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "config.json",
         "model.safetensors",
+        "special_tokens_map.json",
         "tokenizer.json",
+        "tokenizer_config.json",
     ]
     again = vlhmm.load(tmp_path / "model")
     for name, value in lm.model.state_dict().items():

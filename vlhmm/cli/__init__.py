@@ -24,12 +24,14 @@ from vlhmm.cli import (
     demo,
     distill,
     evaluation,
+    explore,
     generate,
     infill,
     info,
     inspect,
     queries,
     runs,
+    serve,
     show,
     table,
     training,
@@ -71,7 +73,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with:\n  vlhmm demo\nHelp on a command:\n  vlhmm train --help",
 )
-for module in (corpora, training, distill, evaluation, runs, queries, infill, generate, info, inspect, demo, table):
+for module in (
+    corpora,
+    training,
+    distill,
+    evaluation,
+    runs,
+    queries,
+    infill,
+    generate,
+    info,
+    inspect,
+    explore,
+    demo,
+    serve,
+    table,
+):
     module.register(app)
 
 

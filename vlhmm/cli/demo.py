@@ -22,6 +22,7 @@ from vlhmm.cli.show import (
     print_table,
     program,
     table,
+    watch,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vlhmm.reports import RunResults
 
 NUM_SENTENCES, SENTENCE_TOKENS = 10, 40
+PAGE = "explorer.html"
 SHOWN_WORDS = (6, 12)
 """The sentence with its states has at least and at most so many words."""
 
@@ -70,6 +72,7 @@ def demo(
     _show_perplexity(results, corpus)
     _show_model(folder, corpus)
     _show_next_steps(folder, results)
+    _write_page(folder)
     message(f"all in {duration(time.monotonic() - begun)}")
     return 0
 
@@ -128,6 +131,15 @@ def _sentence(corpus: Corpus) -> str:
     return tokenizer.decode(corpus.test.ids[: SHOWN_WORDS[1]].tolist())
 
 
+def _write_page(folder: Path) -> None:
+    from vlhmm.explorer import exploring, write_page
+    from vlhmm.lm import load
+
+    data = watch(exploring(load(folder), folder=folder), "analysing texts")
+    _heading("A page to look into the model with")
+    line(write_page(data, folder / PAGE).file)
+
+
 def _show_next_steps(folder: Path, results: RunResults) -> None:
     from vlhmm.cli.running import export_hint
 
@@ -143,5 +155,6 @@ def _show_next_steps(folder: Path, results: RunResults) -> None:
         f'posterior {folder} "the file is not open"',
         f'generate {folder} --prompt "return a" --num 5',
         f"info {folder}",
+        f'explore {folder} "return the name of the file" --must-contain file',
     ):
         line(f"  {program()} {command}")

@@ -45,10 +45,12 @@ def best_constrained(
     `log_ahead` is log p(the first token's state | the past). Of `steps` tokens, or with `eos_id` and an automaton made by
     `ending_at` of up to so many: after EOS nothing more is told, so nothing more is paid for.
     """
-    return _Best(tables, automaton, steps, eos_id).text(log_ahead)
+    return BestConstrained(tables, automaton, steps, eos_id).text(log_ahead)
 
 
-class _Best:
+class BestConstrained:
+    """The table U of a constraint, from which the best text after any past is read."""
+
     def __init__(self, tables: Tables, automaton: Automaton, steps: int, eos_id: int | None) -> None:
         num_states, device = tables.num_states, tables.device
         require_memory(

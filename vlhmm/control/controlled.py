@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.best import BestContinuation, best_constrained
+from vlhmm.control.best import BestConstrained, BestContinuation
 from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
-from vlhmm.control.possible import ending_at, raise_impossible, without
+from vlhmm.control.possible import ImpossibleConstraintError, ending_at, raise_impossible, without
 from vlhmm.control.product import Lookahead, TransitionMatrix, lookahead
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
+from vlhmm.inference.past import Past
+from vlhmm.inference.sampling import Generators
 from vlhmm.tables import Belief
 
 Ending = Literal["none", "may", "must"]
@@ -39,75 +43,134 @@ class ControlledHMM:
     A constraint is on what follows the past, not on the past itself.
     """
 
-    def __init__(self, hmm: HMM, tokenizer: Tokenizer) -> None:
+    def __init__(self, hmm: HMM, tokenizer: Tokenizer, transition: TransitionMatrix | None = None) -> None:
         self._hmm = hmm
         self._tokenizer = tokenizer
-        self.transition = TransitionMatrix(hmm.tables)
+        self.transition = transition or TransitionMatrix(hmm.tables)
         self._cache = LookaheadCache()
 
     def probability(
         self,
         constraint: Constraint | Automaton,
         length: int,
-        belief: Belief | None,
+        past: Past,
         *,
         until_eos: bool,
         time_limit: float | None = TIME_LIMIT,
-    ) -> float:
-        """P(the next `length` tokens, or those up to EOS within `length`, satisfy it); 0 where none can."""
+        max_bytes: int | None = None,
+    ) -> list[float]:
+        """P(the next `length` tokens, or those up to EOS within `length`, satisfy it) after each text; 0 where none can."""
         if length < 1:
             raise ValueError(f"length is {length}, but must be at least 1 token")
         if until_eos and self._tokenizer.eos_id is None:
             raise ValueError("until_eos=True, but the tokenizer has no end-of-text token: use until_eos=False")
-        ahead = self._following(constraint, length, "must" if until_eos else "none", time_limit).ahead
-        return float(ahead.log_prob(self._hmm.tables, belief, length).double().exp())
+        ahead = self._following(
+            constraint, length, "must" if until_eos else "none", time_limit, max_bytes=max_bytes
+        ).ahead
+        probs: list[float] = self._log_prob(ahead, past, length).double().exp().tolist()
+        return probs
+
+    def prepare(
+        self,
+        constraint: Constraint | Automaton,
+        max_tokens: int,
+        past: Past,
+        *,
+        never: int | None = None,
+        time_limit: float | None = TIME_LIMIT,
+        max_bytes: int | None = None,
+    ) -> ConstrainedTokens:
+        """What continuations of up to `max_tokens` tokens follow; refuses a constraint that none satisfies.
+
+        `max_bytes` limits the table of the constraint; None: whatever fits into memory.
+        """
+        following = self._following(constraint, max_tokens, "may", time_limit, never, max_bytes)
+        self._require_possible(constraint, following.ahead, max_tokens, past, time_limit, never)
+        return following
+
+    def along(
+        self,
+        constraint: Constraint | Automaton,
+        tokens: Sequence[int],
+        belief: Belief | None,
+        *,
+        time_limit: float | None = TIME_LIMIT,
+    ) -> list[float]:
+        """P(the text satisfies it | its length and its first t tokens) for t = 0, 1, ..., length."""
+        tables, length = self._hmm.tables, len(tokens)
+        ahead = self._following(constraint, length, "none", time_limit).ahead
+        filtered = self._hmm.filter([list(tokens)], belief=belief)
+        probs = []
+        for done in range(length):
+            state = ahead.automaton.run(tokens[:done])
+            here = replace(ahead, automaton=replace(ahead.automaton, start=state))
+            known = belief
+            if done:
+                last = torch.tensor([tokens[done - 1]], device=tables.device)
+                known = Belief(last, filtered.probs[:, done - 1].log())
+            probs.append(float(here.log_prob(tables, known, length - done).double().exp()))
+        return [*probs, float(ahead.automaton.accepts(tokens))]
 
     def sample(
         self,
         constraint: Constraint | Automaton,
         num: int,
         max_tokens: int,
-        belief: Belief | None,
+        past: Past,
         choice: Choice,
-        generator: torch.Generator | None,
+        generators: Generators,
         *,
         never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
     ) -> list[list[int]]:
-        """Continuations x ~ p(x | constraint, no token is `never`), each up to EOS or `max_tokens` tokens."""
-        following = self._following(constraint, max_tokens, "may", time_limit, never)
-        self._require_possible(constraint, following.ahead, max_tokens, belief, time_limit, never)
+        """`num` continuations x ~ p(x | constraint, no token is `never`) of each text, each up to EOS or `max_tokens` tokens."""
+        following = self.prepare(constraint, max_tokens, past, never=never, time_limit=time_limit)
         return sample_constrained(
             following,
-            belief,
+            past,
             num,
             max_tokens,
             eos_id=self._tokenizer.eos_id,
             choice=choice,
-            generator=generator,
+            generators=generators,
         )
 
     def best(
         self,
         constraint: Constraint | Automaton | None,
         max_tokens: int,
-        belief: Belief | None,
+        past: Past,
         *,
         never: int | None = None,
         time_limit: float | None = TIME_LIMIT,
-    ) -> BestContinuation:
-        """The likeliest continuation with its states, up to EOS or of `max_tokens` tokens, none of them `never`."""
+    ) -> list[BestContinuation]:
+        """The likeliest continuation of each text with its states, up to EOS or of `max_tokens` tokens, none of
+        them `never`."""
         tables = self._hmm.tables
         if constraint is None:
             constraint = _anything(tables.num_words)
         automaton = self._automaton(constraint, "may", time_limit, never)
-        log_ahead = tables.log_start if belief is None else self.transition.log_ahead(belief)[0]
-        found = best_constrained(tables, automaton, log_ahead, max_tokens, eos_id=self._tokenizer.eos_id)
-        if found is None:
-            ahead = lookahead(tables, automaton, max_tokens)
-            self._require_possible(constraint, ahead, max_tokens, belief, time_limit, never)
-        assert found is not None
-        return found
+        best = BestConstrained(tables, automaton, max_tokens, eos_id=self._tokenizer.eos_id)
+        texts = []
+        for number in range(past.num):
+            one = past.of([number])
+            found = best.text(one.ask(self._log_ahead)[0])
+            if found is None:
+                ahead = lookahead(tables, automaton, max_tokens)
+                self._require_possible(constraint, ahead, max_tokens, past, time_limit, never)
+            assert found is not None
+            texts.append(found)
+        return texts
+
+    def _log_ahead(self, rows: Int[Tensor, " R"], belief: Belief | None) -> Float[Tensor, "R Z"]:
+        if belief is None:
+            return self._hmm.tables.log_start.expand(len(rows), -1)
+        return self.transition.log_ahead(belief)
+
+    def _log_prob(self, ahead: Lookahead, past: Past, steps: int) -> Float[Tensor, " N"]:
+        """log P(the constraint is met | each text)."""
+        tables = self._hmm.tables
+        return past.ask(lambda rows, belief: ahead.log_prob(tables, belief, steps).expand(len(rows))[:, None])[:, 0]
 
     def _automaton(
         self, constraint: Constraint | Automaton, ending: Ending, time_limit: float | None, never: int | None = None
@@ -128,10 +191,18 @@ class ControlledHMM:
         ending: Ending,
         time_limit: float | None,
         never: int | None = None,
+        max_bytes: int | None = None,
     ) -> ConstrainedTokens:
         def make() -> ConstrainedTokens:
             tables = self._hmm.tables
             automaton = self._automaton(constraint, ending, time_limit, never)
+            needed = (steps + 1) * automaton.num_states * tables.num_states * tables.log_emission.element_size()
+            if max_bytes is not None and needed > max_bytes:
+                raise ValueError(
+                    f"the constraint's table of {steps:,} tokens x {automaton.num_states:,} automaton states x "
+                    f"{tables.num_states:,} states takes {needed:,} bytes, but the limit is {max_bytes:,}: "
+                    "ask for fewer tokens, or for a simpler constraint"
+                )
             ahead = lookahead(tables, automaton, steps, self.transition)
             return ConstrainedTokens(tables, ahead, self.transition)
 
@@ -142,20 +213,28 @@ class ControlledHMM:
         constraint: Constraint | Automaton,
         ahead: Lookahead,
         max_tokens: int,
-        belief: Belief | None,
+        past: Past,
         time_limit: float | None,
         never: int | None,
     ) -> None:
-        tables = self._hmm.tables
+        """Says what is impossible after the first text after which the constraint is."""
+        impossible = self._log_prob(ahead, past, max_tokens).isinf().nonzero()[:, 0].tolist()
+        if not impossible:
+            return
+        text = past.of([impossible[0]])
 
         def possible(automaton: Automaton) -> bool:
-            part = lookahead(tables, automaton, max_tokens, self.transition)
-            return not bool(part.log_prob(tables, belief, max_tokens).isinf())
+            part = lookahead(self._hmm.tables, automaton, max_tokens, self.transition)
+            return not bool(self._log_prob(part, text, max_tokens).isinf())
 
-        if bool(ahead.log_prob(tables, belief, max_tokens).isinf()):
-            texts = TokenTexts.of(self._tokenizer)
-            compiled = partial(self._automaton, ending="may", time_limit=time_limit, never=never)
+        texts = TokenTexts.of(self._tokenizer)
+        compiled = partial(self._automaton, ending="may", time_limit=time_limit, never=never)
+        try:
             raise_impossible(constraint, texts, compiled, possible, max_tokens, time_limit)
+        except ImpossibleConstraintError as error:
+            if past.num == 1:
+                raise
+            raise ImpossibleConstraintError(f"text {impossible[0]} of the list (the first is 0): {error}") from None
 
 
 def _anything(num_tokens: int) -> Automaton:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vlhmm.arguments import check_count, check_number
 from vlhmm.control.tokens import ConstrainedTokens
-from vlhmm.inference.sampling import draw
-from vlhmm.tables import Belief
+from vlhmm.inference.past import Past
+from vlhmm.inference.sampling import Generators, exponential_noise
 
 BATCH_BYTES = 1 << 28
 """So many texts are drawn at once that the probabilities of their next tokens take about this."""
@@ -65,27 +65,34 @@ class Choice:
 @torch.no_grad()
 def sample_constrained(
     following: ConstrainedTokens,
-    belief: Belief | None,
+    past: Past,
     num: int,
     steps: int,
     *,
     eos_id: int | None = None,
     choice: Choice | None = None,
-    generator: torch.Generator | None = None,
+    generators: Generators = (None,),
 ) -> list[list[int]]:
-    """`num` continuations of `steps` tokens, or up to `eos_id`, x ~ p(x | constraint): exact where `choice` is left as it is.
+    """`num` continuations of each text, of `steps` tokens or up to `eos_id`, x ~ p(x | constraint): exact where `choice` is
+    left as it is. Those of one text are side by side.
 
-    Whatever the choice, every continuation is accepted. The constraint must be possible after `belief`.
+    Whatever the choice, every continuation is accepted. The constraint must be possible after each text.
     """
     tables = following.tables
     rows_at_once = max(
         1, BATCH_BYTES // (8 * (tables.num_words + tables.num_states) * tables.log_emission.element_size())
     )
-    first_ahead = following.log_ahead(belief)
     texts: list[list[int]] = []
-    while len(texts) < num:
-        rows = min(rows_at_once, num - len(texts))
-        texts += _sample_rows(following, first_ahead.expand(rows, -1), steps, eos_id, choice or Choice(), generator)
+    # Whole texts together, or parts of one: with a generator each, a text becomes what it would be alone.
+    texts_at_once = max(1, rows_at_once // num)
+    for first in range(0, past.num, texts_at_once):
+        some = past.of(slice(first, first + texts_at_once))
+        first_ahead = some.ask(lambda rows, belief: following.log_ahead(belief).expand(len(rows), -1))
+        owner = [first + row // num for row in range(some.num * num)]
+        for start in range(0, len(owner), rows_at_once):
+            owners = owner[start : start + rows_at_once]
+            log_ahead = first_ahead[[text - first for text in owners]]
+            texts += _sample_rows(following, log_ahead, steps, eos_id, choice or Choice(), owners, generators)
     return texts
 
 
@@ -95,13 +102,16 @@ def _sample_rows(
     steps: int,
     eos_id: int | None,
     choice: Choice,
-    generator: torch.Generator | None,
+    owners: list[int],
+    generators: Generators,
 ) -> list[list[int]]:
     rows = list(range(log_ahead.shape[0]))
     texts: list[list[int]] = [[] for _ in rows]
     states = [following.ahead.automaton.start] * len(rows)
     for left in range(steps, 0, -1):
-        drawn = draw(choice.log_weights(following(log_ahead, states, left).log_joint), generator)
+        log_weights = choice.log_weights(following(log_ahead, states, left).log_joint)
+        noise = exponential_noise(torch.empty_like(log_weights), [owners[row] for row in rows], generators)
+        drawn = (log_weights - noise.log()).argmax(-1)
         tokens: list[int] = drawn.tolist()
         for row, token in zip(rows, tokens, strict=True):
             texts[row].append(token)

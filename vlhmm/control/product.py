@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
+from vlhmm.control.time_limit import check_time
 from vlhmm.inference.moves import PRECISE
 from vlhmm.memory import available_bytes, require_memory
 from vlhmm.tables import Belief, Tables
@@ -204,6 +205,7 @@ def lookahead(
     if log_after is not None:
         certain = torch.zeros_like(certain)
     for left in range(1, steps + 1):
+        check_time("tokens looked ahead", left)
         # The best that may follow each automaton state: what its row is measured against.
         best = now.amax(1)
         anew = torch.full_like(best, -torch.inf) if reset is None else now_anew[reset.next_state]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -67,6 +69,28 @@ def _begun_anew(tables: Tables, belief: Belief, following: Float[Tensor, "B Z"])
 
 
 @torch.no_grad()
+def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
+    """p(z_t | x_t = token) where the `unknown` tokens before it are summed over; None where the token cannot stand there.
+
+    Of tables without a reset token: what an unknown token is says nothing of the state after it.
+    """
+    probs = tables.log_start.double().exp()
+    rows_at_once = max(1, ROW_BYTES // (tables.num_states * 8))
+    for _ in range(unknown):
+        following = torch.zeros_like(probs)
+        for states in torch.arange(tables.num_states, device=tables.device).split(rows_at_once):
+            following += probs[states] @ tables.transition.log_rows(states).double().exp()
+        probs = following
+    states = tables.support.states_of_group[tables.support.group_of_word[token]]
+    log_joint = probs[states].log() + tables.log_emission[token].double()
+    total = log_joint.logsumexp(0)
+    if bool(total.isinf()):
+        return None
+    tokens = torch.tensor([token], device=tables.device)
+    return Belief(tokens, (log_joint - total)[None].to(tables.dtype))
+
+
+@torch.no_grad()
 def next_token_probs(tables: Tables, belief: Belief | None) -> Float[Tensor, "B X"]:
     """p(x_t+1 = x | x_<=t) for every word x."""
     return emitted(tables, next_state_probs(tables, belief))
@@ -81,27 +105,34 @@ def emitted(tables: Tables, state_probs: Float[Tensor, "B Z"]) -> Float[Tensor, 
     return torch.stack([(row[support.states_of_group][support.group_of_word] * emission).sum(1) for row in state_probs])
 
 
-def without_token(probs: Float[Tensor, "B X"], token: int | None) -> Float[Tensor, "B X"]:
-    """p(x_t+1 | x_<=t, x_t+1 is not `token`); None: p(x_t+1 | x_<=t) as it is. Of an impossible past all are 0."""
+def without_token(
+    probs: Float[Tensor, "B X"], token: int | None, places: Sequence[int] | None = None
+) -> Float[Tensor, "B X"]:
+    """p(x_t+1 | x_<=t, x_t+1 is not `token`); None: p(x_t+1 | x_<=t) as it is. Of an impossible past all are 0.
+
+    `places`: of each row, its text's place in a list of texts.
+    """
     if token is None:
         return probs
     others = probs.clone()
     others[:, token] = 0
     total = others.sum(1, keepdim=True)
-    if bool(((total == 0) & (probs[:, token, None] > 0)).any()):
+    stuck = ((total[:, 0] == 0) & (probs[:, token] > 0)).nonzero()[:, 0].tolist()
+    if stuck:
+        which = "" if places is None else f"text {places[stuck[0]]} of the list (the first is 0): "
         raise ImpossibleTextError(
-            f"nothing but token {token} can follow, which is left out as unknown: ask for it too, with unk=True (--allow-unk)"
+            f"{which}nothing but token {token} can follow, which is left out as unknown: ask for it too, with unk=True (--allow-unk)"
         )
     return others / torch.where(total > 0, total, 1)
 
 
 def likeliest_tokens(
-    probs: Float[Tensor, "B X"], top: int, without: int | None = None
+    probs: Float[Tensor, "B X"], top: int, without: int | None = None, places: Sequence[int] | None = None
 ) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B N"]]:
     """The most likely tokens with their probabilities, one of them left out."""
     num_words = probs.shape[1]
     if without is not None and num_words > 1:
-        probs, num_words = without_token(probs, without), num_words - 1
+        probs, num_words = without_token(probs, without, places), num_words - 1
         probs[:, without] = -1
     best = probs.topk(min(top, num_words), dim=1)
     return best.values, best.indices

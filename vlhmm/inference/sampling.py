@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +58,23 @@ def draw(log_probs: Float[Tensor, "... N"], generator: torch.Generator | None) -
     """One index a row, by the Gumbel maximum; rows need not be normalised."""
     noise = torch.empty_like(log_probs).exponential_(generator=generator)
     return (log_probs - noise.log()).argmax(-1)
+
+
+Generators = Sequence[torch.Generator | None]
+"""Random numbers of several texts: one generator for all, or one for each."""
+
+
+def exponential_noise(
+    empty: Float[Tensor, "N W"], owner: Sequence[int], generators: Generators
+) -> Float[Tensor, "N W"]:
+    """Fills `empty` from the generators; `owner` says, in rising order, whose each row is where each text has one."""
+    if len(generators) == 1:
+        return empty.exponential_(generator=generators[0])
+    first = 0
+    for text, num in sorted(Counter(owner).items()):
+        empty[first : first + num].exponential_(generator=generators[text])
+        first += num
+    return empty
 
 
 def require_drawn(num: int, bytes_each: int, what: str, device: torch.device, fixed: int = 0) -> None:

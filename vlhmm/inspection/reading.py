@@ -28,6 +28,10 @@ class Reading:
     """H(z_t | x) in nats."""
     occupancy: Float[Tensor, " Z"]
     """The expected number of tokens that each state has emitted, given the text; sums to N. In float64."""
+    likeliest_state: Int[Tensor, " N"]
+    """argmax over z of p(z_t = z | x)."""
+    likeliest_prob: Float[Tensor, " N"]
+    """p(z_t | x) of that state."""
 
 
 @torch.no_grad()
@@ -104,14 +108,27 @@ class _Record:
         self.support = tables.support
         zeros = tables.log_emission.new_zeros(num_tokens)
         self.token_log_probs, self.filtered_entropy, self.smoothed_entropy = zeros, zeros.clone(), zeros.clone()
+        self.likeliest_prob = zeros.clone()
+        self.likeliest_state = torch.zeros(num_tokens, dtype=torch.int64, device=tables.device)
         self.per_group = torch.zeros(self.support.states_of_group.shape, dtype=torch.float64, device=tables.device)
 
     def count(self, words: Int[Tensor, " N"], position: Int[Tensor, " N"], probs: Float[Tensor, "N K"]) -> None:
         self.smoothed_entropy[position] = torch.special.entr(probs).sum(1)
-        self.per_group.index_add_(0, self.support.group_of_word[words], probs.double())
+        group = self.support.group_of_word[words]
+        self.per_group.index_add_(0, group, probs.double())
+        best = probs.max(1)
+        self.likeliest_prob[position] = best.values
+        self.likeliest_state[position] = self.support.states_of_group[group, best.indices]
 
     def reading(self) -> Reading:
         occupancy = self.per_group.new_zeros(self.support.num_states)
         # Without a partition a state is in several groups.
         occupancy.index_add_(0, self.support.states_of_group.flatten(), self.per_group.flatten())
-        return Reading(self.token_log_probs, self.filtered_entropy, self.smoothed_entropy, occupancy)
+        return Reading(
+            self.token_log_probs,
+            self.filtered_entropy,
+            self.smoothed_entropy,
+            occupancy,
+            self.likeliest_state,
+            self.likeliest_prob,
+        )

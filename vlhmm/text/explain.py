@@ -12,57 +12,78 @@ from vlhmm.hmm import HMM
 from vlhmm.inference.moves import Moves
 from vlhmm.tables import Belief, Tables
 from vlhmm.text.answers import ExplainedState, ExplainedToken, Explanation, NamedState
+from vlhmm.text.batching import TextBatch
 
 
 def explain(
     hmm: HMM,
-    ids: Int[Tensor, "1 T"],
+    batch: TextBatch,
     belief: Belief | None,
     top: int,
     neighbours: int,
     name_token: Callable[[int], str],
     name_state: Callable[[int], NamedState],
-) -> Explanation:
+) -> list[Explanation]:
     """The `top` likeliest states of each token with as many `neighbours` each."""
-    log_probs = hmm.token_log_probs(ids, belief=belief)[0].tolist()
-    entropy = hmm.posterior_entropy(ids, belief=belief)
-    walk = _Walk(hmm, ids, belief)
-    tokens = []
-    for t, token in enumerate(ids[0].tolist()):
-        best = walk.posterior[t].topk(min(top, walk.posterior.shape[1]))
-        before, after = walk.before(t, best.indices), walk.after(t, best.indices)
+    with torch.no_grad():
+        log_probs = hmm.token_log_probs(batch.tokens, batch.lengths, belief)
+    entropy = hmm.posterior_entropy(batch.tokens, batch.lengths, belief)
+    filtered = hmm.filter(batch.tokens, batch.lengths, belief).probs
+    smoothed = hmm.posterior(batch.tokens, batch.lengths, belief)
 
-        def named(states: Int[Tensor, " K"], probs: Float[Tensor, " K"]) -> list[tuple[NamedState, float]]:
-            likely = probs.topk(min(neighbours, probs.shape[0]))
-            pairs = zip(states[likely.indices].tolist(), likely.values.tolist(), strict=True)
-            return [(name_state(state), prob) for state, prob in pairs if prob > 0]
+    def named(states: Int[Tensor, " K"], probs: Float[Tensor, " K"]) -> list[tuple[NamedState, float]]:
+        likely = probs.topk(min(neighbours, probs.shape[0]))
+        pairs = zip(states[likely.indices].tolist(), likely.values.tolist(), strict=True)
+        return [(name_state(state), prob) for state, prob in pairs if prob > 0]
 
-        states = [
-            ExplainedState(
-                name_state(int(walk.states[t, slot])),
-                prob,
-                [] if before is None else named(before[0], before[1][rank]),
-                named(after[0], after[1][rank]),
-            )
-            for rank, (slot, prob) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        ]
-        tokens.append(ExplainedToken(name_token(token), log_probs[t], float(entropy.position[0, t]), states))
-    return Explanation(tokens, float(entropy.path[0]))
+    def explained(row: int, length: int) -> Explanation:
+        walk = _Walk(
+            hmm.tables,
+            moves,
+            None if belief is None else belief.of([row]),
+            batch.tokens[row, :length].to(hmm.tables.device),
+            filtered[row, :length].double(),
+            smoothed.probs[row, :length].double(),
+            smoothed.states[row, :length],
+        )
+        tokens = []
+        for t, token in enumerate(batch.tokens[row, :length].tolist()):
+            best = walk.posterior[t].topk(min(top, walk.posterior.shape[1]))
+            before, after = walk.before(t, best.indices), walk.after(t, best.indices)
+            states = [
+                ExplainedState(
+                    name_state(int(walk.states[t, slot])),
+                    prob,
+                    [] if before is None else named(before[0], before[1][rank]),
+                    named(after[0], after[1][rank]),
+                )
+                for rank, (slot, prob) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            ]
+            position = float(entropy.position[row, t])
+            tokens.append(ExplainedToken(name_token(token), float(log_probs[row, t]), position, states))
+        return Explanation(tokens, float(entropy.path[row]))
+
+    moves = Moves(hmm.tables)
+    return [explained(row, length) for row, length in enumerate(batch.lengths.tolist())]
 
 
 class _Walk:
-    """Pairs of neighbouring states given the text, one pair of positions at a time."""
+    """Pairs of neighbouring states given one text, one pair of positions at a time."""
 
-    def __init__(self, hmm: HMM, ids: Int[Tensor, "1 T"], belief: Belief | None) -> None:
-        self._tables: Tables = hmm.tables
-        self._moves = Moves(hmm.tables)
-        self._belief = belief
-        self._tokens = ids[0].to(hmm.tables.device)
-        self._group = hmm.tables.support.group_of_word[self._tokens]
-        self._filtered = hmm.filter(ids, belief=belief).probs[0].double()
-        smoothed = hmm.posterior(ids, belief=belief)
-        self.posterior = smoothed.probs[0].double()
-        self.states = smoothed.states[0]
+    def __init__(
+        self,
+        tables: Tables,
+        moves: Moves,
+        belief: Belief | None,
+        tokens: Int[Tensor, " T"],
+        filtered: Float[Tensor, "T K"],
+        posterior: Float[Tensor, "T K"],
+        states: Int[Tensor, "T K"],
+    ) -> None:
+        self._tables, self._moves, self._belief = tables, moves, belief
+        self._tokens, self._filtered = tokens, filtered
+        self._group = tables.support.group_of_word[tokens]
+        self.posterior, self.states = posterior, states
 
     def before(self, t: int, slots: Int[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Float[Tensor, "N K"]] | None:
         """The states before those in `slots` and p(state before | state, text); None where there are none."""

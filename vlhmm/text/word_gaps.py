@@ -28,6 +28,7 @@ from vlhmm.control.utf8 import over_bytes
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.past import Past
 from vlhmm.inference.sampling import draw
 from vlhmm.tables import Belief
 from vlhmm.text.answers import FilledGap, Filling, Infilling
@@ -210,7 +211,8 @@ class WordGaps:
         for number, gap in enumerate(self.gaps):
             log_lengths = self.log_probs_of_lengths(number, belief)
             steps = gap.least + int(draw(log_lengths[None], generator))
-            drawn += sample_constrained(self._following[number], belief, 1, steps, generator=generator)
+            past = Past.opened(self.tables, belief)
+            drawn += sample_constrained(self._following[number], past, 1, steps, generators=[generator])
             belief = self.belief_after(belief, number, drawn[-1])
         return drawn
 

@@ -1,7 +1,8 @@
 """A model folder: model.safetensors, config.json, tokenizer.json. Written whole or not at all, never pickled.
 
 config.json says what the model is. model.safetensors records the SHA-256 of both other files, the tokenizer's identity and a
-SHA-256 of its own content, and takes its place last and in one rename: a folder is whole only if all three agree.
+SHA-256 of its own content, and takes its place last and in one rename: a folder is whole only if all three agree. Two further
+files, with which `transformers` reads the tokenizer, follow from tokenizer.json; nothing here reads them, so no hash covers them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.checksums import sha256_of_file, verify_wanted
 from vlhmm.data.json_file import one_line, parse_json, read_text
+from vlhmm.data.transformers_files import save_transformers_files
 from vlhmm.memory import require_memory
 from vlhmm.models import Model, ModelSettings
 from vlhmm.support import Support
@@ -106,10 +108,11 @@ def save_model(
     about: Mapping[str, Any],
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Writes the three files; `state` replaces the model's own weights (an average of them, say)."""
+    """Writes the three files, and what `transformers` reads beside the tokenizer; `state` replaces the model's own weights (an average of them, say)."""
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(model, about).to_json()
     save_tokenizer(folder / TOKENIZER, tokenizer)
+    save_transformers_files(folder, tokenizer)
     atomic_write(folder / CONFIG, config.encode())
     # The weights last: they record what the other two are.
     write_tensors(folder / MODEL, state or model.state_dict(), hashes_beside(folder, tokenizer))

@@ -19,6 +19,7 @@ from vlhmm.inference.fit import maximized, mixed, total_counts
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts
 from vlhmm.models import Model
+from vlhmm.models.from_tables import set_tables
 from vlhmm.precision import Numerics
 from vlhmm.progress import Progress
 from vlhmm.settings import settings_from
@@ -161,7 +162,7 @@ class BaumWelchTask:
         self.step += 1
         if (first + 1) % (settings.batches_per_step or self.num_batches) == 0 or self.resumable():
             new = maximized(self._counts, tables, settings.pseudocount)
-            _set_tables(self.model, mixed(new, tables, settings.rate) if settings.batches_per_step else new)
+            set_tables(self.model, mixed(new, tables, settings.rate) if settings.batches_per_step else new)
             self._tables, self._counts = None, None
 
     def loss(self) -> float:
@@ -226,16 +227,3 @@ class BaumWelchTask:
 
     def closing_event(self, stopped: Stopped) -> Stopped:
         return stopped
-
-
-@torch.no_grad()
-def _set_tables(model: Model, tables: Tables) -> None:
-    """The log-probabilities become the model's logits: normalising them changes nothing."""
-    logits = {
-        "start.logits": tables.log_start,
-        "transition.logits": tables.transition.log_rows(torch.arange(tables.num_states, device=tables.device)),
-        "emission.logits": tables.log_emission,
-    }
-    parameters = dict(model.named_parameters())
-    for name, values in logits.items():
-        parameters[name].copy_(values)

@@ -1,0 +1,48 @@
+"""Where several texts stand that are to be continued together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vlhmm.tables import Belief, Tables
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is known of several texts so far. For those that have not begun the start distribution holds."""
+
+    begun: Bool[Tensor, " N"]
+    belief: Belief
+    """Rows of texts that have not begun are never read."""
+
+    @classmethod
+    def opened(cls, tables: Tables, belief: Belief | None, num: int = 1) -> Past:
+        """Texts of which nothing is known but how all of them open."""
+        begun = torch.full((num,), belief is not None, device=tables.device)
+        if belief is None:
+            states = tables.log_emission.new_zeros(num, tables.support.states_per_word)
+            return cls(begun, Belief(torch.zeros(num, dtype=torch.int64, device=tables.device), states))
+        return cls(begun, Belief(belief.token.expand(num), belief.log_probs.expand(num, -1)))
+
+    @property
+    def num(self) -> int:
+        return self.begun.shape[0]
+
+    def of(self, rows: Int[Tensor, " R"] | list[int] | slice) -> Past:
+        """Of some of the texts."""
+        return Past(self.begun[rows], self.belief.of(rows))
+
+    def ask(self, question: Callable[[Int[Tensor, " R"], Belief | None], Float[Tensor, "R W"]]) -> Float[Tensor, "N W"]:
+        """What `question` answers for each text: asked once for all that have begun, and once, without a belief, for the others."""
+        begun, fresh = self.begun.nonzero()[:, 0], (~self.begun).nonzero()[:, 0]
+        if not begun.numel():
+            return question(fresh, None)
+        if not fresh.numel():
+            return question(begun, self.belief)
+        answers = torch.cat([question(begun, self.belief.of(begun)), question(fresh, None)])
+        return answers[torch.cat([begun, fresh]).argsort()]
