@@ -122,6 +122,31 @@ def test_infilling_is_the_posterior_of_known_words(lm: vlhmm.LanguageModel) -> N
         assert dict(filled.gaps[0].tokens[0]) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("unk", [False, True])
+def test_lists_are_answered_as_each_text_is(lm: vlhmm.LanguageModel, unk: bool) -> None:
+    texts = ["cat", "", "<unk> dog"]
+    for text, found in zip(texts, lm.next_tokens(texts, top=100, unk=unk), strict=True):
+        assert dict(found) == pytest.approx(dict(lm.next_tokens(text, top=100, unk=unk)), rel=1e-4)
+    for constraint in (None, vlhmm.contains("cat")):
+        seeded = [torch.Generator().manual_seed(seed) for seed in range(3)]
+        drawn = lm.generate(texts, num=20, max_tokens=3, unk=unk, constraint=constraint, generator=seeded)
+        best = lm.best_text(texts, max_tokens=3, unk=unk, constraint=constraint)
+        for seed, text in enumerate(texts):
+            alone = torch.Generator().manual_seed(seed)
+            assert drawn[seed] == lm.generate(
+                text, num=20, max_tokens=3, unk=unk, constraint=constraint, generator=alone
+            )
+            expected = lm.best_text(text, max_tokens=3, unk=unk, constraint=constraint).log_prob
+            assert best[seed].log_prob == pytest.approx(expected, abs=1e-4)
+        new = [text[len(prompt) :] for prompt, rows in zip(texts, drawn, strict=True) for text in rows]
+        assert any("<unk>" in text for text in new) == unk
+    for gaps in ("cat ___ dog", "___{1,2} sees"):
+        alone_filled = lm.infill(gaps, unk=unk, num=0)
+        (filled,) = lm.infill([gaps], unk=unk, num=0, max_gap_tokens=3)
+        assert filled.log_prob == pytest.approx(alone_filled.log_prob, abs=1e-5)
+        assert any(token == "<unk>" for gap in filled.gaps for row in gap.tokens for token, _ in row) == unk
+
+
 def test_scores_are_the_models_own(lm: vlhmm.LanguageModel) -> None:
     assert math.exp(lm.score("cat mouse").tokens[1].log_prob) == pytest.approx(
         next_probs(lm, ("cat",))["<unk>"], rel=1e-4
@@ -131,6 +156,8 @@ def test_scores_are_the_models_own(lm: vlhmm.LanguageModel) -> None:
 def test_where_only_the_unknown_word_can_follow_the_way_out_is_named() -> None:
     with pytest.raises(ImpossibleTextError, match="unk=True"):
         without_token(torch.tensor([[0.0, 1.0]]), 1)
+    with pytest.raises(ImpossibleTextError, match=r"text 5 of the list .* unk=True"):
+        without_token(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), 1, [4, 5])
     impossible = torch.zeros(1, 2)
     assert without_token(impossible, 1).tolist() == [[0.0, 0.0]]
     # Next to nothing is not nothing.

@@ -50,7 +50,7 @@ def test_many_texts_are_drawn_a_part_at_a_time(run: Run, model_dir: Path, monkey
 def test_beginning_end_pattern_and_length_hold_at_any_temperature(run: Run, model_dir: Path) -> None:
     options = ("--num", 4, "--max-tokens", 9, "--temperature", 5, "--top-k", 4, "--top-p", 0.9)
     ends = run("generate", model_dir, *options, "--starts-with", "a value", "--ends-with", "while .", "--length", 6)
-    assert all(re.fullmatch(r"a value \S+ \S+ while \.", line) for line in ends.out.splitlines())
+    assert all(re.fullmatch(r"a value \S+ \S+ while\.", line) for line in ends.out.splitlines())
     pattern = "(the|a) [a-z]+ opens .*"
     matched = run("generate", model_dir, *options, "--regex", pattern)
     assert len(matched.out.splitlines()) == 4

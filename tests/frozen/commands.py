@@ -102,6 +102,7 @@ SESSIONS: dict[str, list[list[str]]] = {
     "texts": [
         ["eval", NEURAL, "corpus", "--split", "valid", "--json"],
         ["eval", SUBWORD, "text/test.txt", "--streams", "2", "--json"],
+        ["explore", NEURAL, "--corpus", "corpus", "--split", "valid", "--tokens", "60", "--out", "page.html", "--json"],
         ["inspect", NEURAL, "corpus", "--tokens", "60", "--memory", "2", "--top", "1", "--json"],
         [
             "prepare",
