@@ -160,14 +160,21 @@ def test_steering_runs_verbatim_with_smollm2_in_an_empty_folder(
     assert answer in ("yes", "no")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_notebook_of_a_tutorial_is_that_of_its_page_and_runs(
-    name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the Jupyter kernel; `!vlhmm` starts the package that is tested here."""
+def test_the_notebook_of_a_tutorial_is_that_of_its_page(name: str) -> None:
     path = ROOT / "docs" / "tutorials" / f"{name}.ipynb"
     assert path.read_text(encoding="utf-8") == notebook_of(path.with_suffix(".md"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # That on steering needs SmolLM2.
+    "name",
+    [pytest.param(name, marks=[pytest.mark.llm] if name == "steering" else []) for name in NOTEBOOKS],
+)
+def test_the_notebook_of_a_tutorial_runs(name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the Jupyter kernel; `!vlhmm` starts the package that is tested here."""
+    path = ROOT / "docs" / "tutorials" / f"{name}.ipynb"
     command = workspace / "bin" / "vlhmm"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vlhmm "$@"\n')
