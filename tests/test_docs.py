@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -267,3 +268,10 @@ def test_the_readme_names_the_two_commands() -> None:
 def test_the_citation_has_the_version_of_the_package() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {vlhmm.__version__}\n" in citation
+
+
+def test_every_extra_is_in_the_readme_and_explained_on_the_page_of_installation() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    (listed,) = re.findall(r"^Extras .*$", (ROOT / "README.md").read_text(), flags=re.M)
+    assert set(re.findall(r"`(\w+)`", listed)) == extras
+    assert set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), flags=re.M)) == extras

@@ -8,6 +8,7 @@ import pytest
 from cli_helpers import SMALL, Run
 
 import vlhmm
+import vlhmm.server
 
 
 def _refuse(*_: object, **__: object) -> None:
@@ -63,6 +64,39 @@ def test_parquet_needs_pyarrow_before_other_files_are_read(run: Run, missing: Ca
     for command in (["train", folder, "--out", "run"], ["prepare", *sorted(folder.iterdir()), "--out", "run"]):
         assert 'pip install "vlhmm[parquet]"' in run(*command).error
     assert not Path("run").exists()
+
+
+def test_the_hub_needs_huggingface_hub(model_dir: Path, tmp_path: Path, missing: Callable[..., None]) -> None:
+    lm = vlhmm.load(model_dir)
+    missing("huggingface_hub", unreached=("vlhmm.hub.pushable.save_model",))
+    named = r"vlhmm\[hub\]"
+    with pytest.raises(ImportError, match=named):
+        lm.push_to_hub("someone/model")
+    with pytest.raises(ImportError, match=named):
+        lm.save_pretrained(tmp_path / "model", push_to_hub=True)
+    with pytest.raises(ImportError, match=named):
+        vlhmm.LanguageModel.from_pretrained("someone/model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_explorer_in_a_notebook_needs_anywidget(model_dir: Path, missing: Callable[..., None]) -> None:
+    from vlhmm.explorer import widget
+
+    lm = vlhmm.load(model_dir)
+    missing("anywidget", unreached=("vlhmm.explorer.widget.explorer_data",))
+    widget._widget_class.cache_clear()
+    with pytest.raises(ValueError, match=r"vlhmm\[notebook\]"):
+        vlhmm.explore(lm, ["the file"])
+
+
+def test_the_server_needs_its_packages(
+    run: Run, model_dir: Path, missing: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if nothing had asked for it yet.
+    monkeypatch.delitem(vars(vlhmm.server), "serve", raising=False)
+    monkeypatch.delitem(sys.modules, "vlhmm.server.running", raising=False)
+    missing("uvicorn", unreached=("vlhmm.lm.load",))
+    assert 'the server needs uvicorn: pip install "vlhmm[serve]"' in run("serve", model_dir).error
 
 
 @pytest.mark.parametrize("text", [[], ["--text"]], ids=["writing", "reading"])

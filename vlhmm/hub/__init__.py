@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -81,13 +82,18 @@ def upload_folder(
     return str(commit)
 
 
+def require_hub() -> None:
+    """Refuses the hub where the package that speaks to it is not installed."""
+    if find_spec("huggingface_hub") is None:
+        raise ImportError("the hub needs huggingface_hub: pip install 'vlhmm[hub]'")
+
+
 @contextmanager
 def _hub_errors(what: str) -> Iterator[None]:
     """One sentence in place of the many exceptions of the client."""
-    try:
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError:
-        raise ImportError("the hub needs huggingface_hub: pip install 'vlhmm[hub]'") from None
+    require_hub()
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     # Its bases are the errors of the HTTP client, which another release takes from another package.
     of_client = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
     refused: tuple[type[Exception], ...] = (OSError, HFValidationError, *of_client)

@@ -9,7 +9,7 @@ from typing import Any
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.json_file import read_json_object
-from vlhmm.hub import CARD, upload_folder
+from vlhmm.hub import CARD, require_hub, upload_folder
 from vlhmm.hub.card import model_card
 from vlhmm.models import Model
 from vlhmm.training.checkpoint import save_model
@@ -49,6 +49,8 @@ class Pushable:
         """
         if push and not push_to_hub:
             raise ValueError(f"{', '.join(push)} is for pushing, but push_to_hub is False: leave it out")
+        if push_to_hub:
+            require_hub()
         folder = Path(save_directory)
         about = self._with_results()
         save_model(folder, self.model, self.tokenizer, about)
@@ -95,6 +97,7 @@ class Pushable:
             >>> lm = vlhmm.load("demo-model")
             >>> lm.push_to_hub("someone/demo-model", private=True)  # doctest: +SKIP
         """
+        require_hub()
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder, repo_id=repo_id)
             return upload_folder(
