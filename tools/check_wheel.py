@@ -53,7 +53,9 @@ def check_installed(wheel: Path) -> None:
         if not found.startswith(str(home)):
             sys.exit(f"vlhmm was imported from {found.strip()}, not from the wheel")
         for arguments in (["--help"], ["demo", "--help"], ["--version"], ["backends", "--device", "cpu"]):
-            subprocess.run([home / "env" / "bin" / "vlhmm", *arguments], check=True, cwd=home, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [home / "env" / "bin" / "vlhmm", *arguments], check=True, cwd=home, stdout=subprocess.DEVNULL
+            )
 
 
 def main() -> None:
