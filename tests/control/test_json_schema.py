@@ -43,7 +43,8 @@ def texts_of(automaton: Automaton, draw: random.Random, count: int, soft_limit: 
 
 
 def assert_valid(schema: Any, texts: list[str]) -> None:
-    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
     for text in texts:
         value = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
         errors = [error.message for error in validator.iter_errors(value)]
@@ -128,7 +129,7 @@ TREE = {
 }
 
 
-@settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.recursive(_leaves, _grown, max_leaves=6), st.sampled_from([" ?", "", "[ \n]{0,2}"]), st.integers(0, 999))
 def test_every_text_parses_and_satisfies_the_schema(schema: Any, white_space: str, seed: int) -> None:
     if isinstance(schema, dict):
@@ -144,6 +145,71 @@ def test_every_text_parses_and_satisfies_the_schema(schema: Any, white_space: st
     if not automaton.is_empty:
         assert_valid(schema, texts_of(automaton, random.Random(seed), 12))
 
+
+LONG = [f"value {number * 7919}" for number in range(10_000)]
+ESCAPED = ['"', "\\", "\n", "", "\x01", "é💡", "a/b", "~"]
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": None},
+        {"const": '"\\\n\t\x00\x1f\x7f\u2028💡/'},
+        {"const": {"a\n": [1, {"b": None}], "": [], "c": {}}},
+        {"const": 10**30},
+        {"type": "object", "properties": {name: {"const": name} for name in ESCAPED}, "required": ESCAPED},
+        {"type": "string", "minLength": 2, "maxLength": 2},
+        {"type": "string", "pattern": '^[é💡"]*$', "minLength": 2, "maxLength": 2},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-20},
+        {"type": "number", "exclusiveMinimum": 0.12345678901234567, "exclusiveMaximum": 0.12345678901234569},
+        {"type": "number", "exclusiveMinimum": -0.30000000000000004, "maximum": -0.3},
+        {"type": "number", "minimum": 3, "exclusiveMinimum": 3, "maximum": 3.01},
+        {"type": "integer", "exclusiveMinimum": 2**63, "maximum": 2**63 + 2},
+        {"additionalProperties": {"type": "string", "maxLength": 2}, "type": "object", "maxProperties": 2},
+        {"type": "object", "required": ["b"], "additionalProperties": {"const": 1}, "properties": {"a": {"const": 2}}},
+        {"enum": [*LONG, {"a": [LONG[0]]}, "2024-01-01"], "type": ["string", "object"]},
+        {"enum": ["abc", "2024-01-01"], "format": "date"},
+        {"$ref": "#/$defs/a%20b", "$defs": {"a b": {"type": "null"}, "a%20b": {"type": "integer"}}},
+        {"$ref": "#/$defs/a~1b~01", "$defs": {"a/b~1": {"type": "null"}}},
+        {"$schema": DRAFT_7, "type": "array", "items": [{"const": 1}], "additionalItems": {"const": 2}},
+        {"anyOf": [False, {"const": 1}]},
+    ],
+    ids=lambda schema: str(schema)[:40],
+)
+def test_every_text_of_an_ugly_schema_parses_and_satisfies_it(schema: Any) -> None:
+    assert_valid(schema, texts_of(json_schema(schema).over_bytes(), random.Random(0), 12))
+
+
+def test_multiples_of_a_tenth_are_those_of_decimal_arithmetic() -> None:
+    schema = {"type": "number", "multipleOf": 0.1, "exclusiveMinimum": -3, "maximum": 3}
+    texts = texts_of(json_schema(schema).over_bytes(), random.Random(0), 40)
+    exact = jsonschema.Draft202012Validator(json.loads(json.dumps(schema), parse_float=Decimal))
+    assert all(exact.is_valid(json.loads(text, parse_float=Decimal)) for text in texts)
+    assert "0.3" in texts or "-0.3" in texts
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.1},
+        {"type": "string", "format": "uuid", "maxLength": 5},
+        {"type": "string", "pattern": "^\ud800$"},
+    ],
+)
+def test_what_no_value_satisfies_has_no_text(schema: Any) -> None:
+    assert json_schema(schema).over_bytes().is_empty
+
+
+def _arrays(depth: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+ENDLESS = {"A": {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/A"}}}}
+ENDLESS["B"] = {**ENDLESS["A"], "properties": {"x": {"$ref": "#/$defs/B"}}}
 
 SCHEMA = {
     "type": "object",
@@ -198,6 +264,21 @@ def test_a_text_is_allowed_or_not(schema: Any, text: str, expected: bool) -> Non
         (False, "no JSON value satisfies the schema"),
         ({"$ref": "#"}, "no JSON value satisfies the schema .* within max_depth 3"),
         ("{", "the schema is no JSON"),
+        ("[" * 9000, "nested too deep"),
+        (_arrays(3000), "nested too deep"),
+        ({"const": 1, "$ref": "#"}, "refers to itself without end"),
+        ({"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": ENDLESS}, "refers to itself without end"),
+        ({"$ref": "#/$defs/A", "$defs": ENDLESS}, "no JSON value satisfies the schema"),
+        ({"allOf": [{"$ref": "#"}]}, "no JSON value satisfies the schema"),
+        ({"enum": []}, "no JSON value satisfies the schema"),
+        ({"const": "\ud800"}, "half of a character"),
+        ({"type": "object", "properties": {"\ud800": {}}}, "half of a character"),
+        ({"const": float("inf")}, "cannot be written as JSON"),
+        ({"properties": {"z": {"patternProperties": {"^a": {}}}}}, "'patternProperties' at #/properties/z"),
+        ({"properties": {"a": {}}, "minProperties": 2}, "minProperties 2 with 1 properties at #/minProperties"),
+        ({"allOf": [{"prefixItems": [{"type": "integer"}]}, {"items": {"minimum": 5}}]}, "other items than #/allOf/0"),
+        ({"allOf": [{"items": [True]}, {"items": {"minimum": 5}}], "$schema": DRAFT_7}, "other items than #/allOf/0"),
+        ({"prefixItems": [True], "$schema": DRAFT_7}, "prefixItems in a draft before 2020-12"),
     ],
 )
 def test_what_cannot_be_held_to_is_refused_with_its_place(schema: Any, message: str) -> None:
@@ -205,7 +286,7 @@ def test_what_cannot_be_held_to_is_refused_with_its_place(schema: Any, message: 
         json_schema(schema)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.decimals(-120, 120, places=2),
     st.decimals(0, 90, places=2),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, final
+from urllib.parse import unquote
 
 from vlhmm.arguments import check_count, check_text
 from vlhmm.control import byte_parts as bp
@@ -107,7 +108,10 @@ class JsonSchema(Constraint):
         return _Reader(json.loads(self.text), self).part()
 
     def over_bytes(self) -> Automaton:
-        return bp.compiled(self._part())
+        try:
+            return bp.compiled(self._part())
+        except RecursionError:
+            raise _too_deep() from None
 
 
 def json_schema(
@@ -123,6 +127,7 @@ def json_schema(
     Every text that meets the constraint satisfies the schema. Of the texts that do, some are not written: properties come in
     the schema's order, those that `properties` does not name are left out, characters are escaped only where they must be, and
     numbers have at most 15 digits. Schemas that cannot be held to exactly are refused.
+    `multipleOf: 0.1` means the number as it is written: 0.3 is allowed, though programs that divide floating-point numbers find a rest.
 
     Args:
         schema: The schema, or its JSON text; `{"type": "object"}` for any object, `True` for any value.
@@ -144,6 +149,13 @@ def json_schema(
         >>> automaton.accepts(b'{"age": 7}'), automaton.accepts(b'{"age": -7}'), automaton.accepts(b'{}')
         (True, False, False)
     """
+    try:
+        return JsonSchema(_text_of(schema), white_space, max_depth, max_length, max_items)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _text_of(schema: Schema | str) -> str:
     if isinstance(schema, str):
         check_text("the schema", schema)
         try:
@@ -152,10 +164,17 @@ def json_schema(
             raise ValueError(f"the schema is no JSON ({error}); give a dict, or JSON text") from None
     _check(schema)
     try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the schema cannot be written as JSON: {error}") from None
-    return JsonSchema(text, white_space, max_depth, max_length, max_items)
+
+
+def _too_deep() -> ValueError:
+    """Python's own limit: of the schema, of what checks it, or of a reference to itself that no object or array encloses."""
+    return ValueError(
+        "the JSON schema is nested too deep to be read, or refers to itself without end; "
+        "nest fewer schemas, or give a smaller max_depth"
+    )
 
 
 def _validator(schema: Any) -> Any:
@@ -238,7 +257,7 @@ class _Reader:
             return self._anything(self.options.max_depth) if schema else None
         # Values are known: whatever else the schema says, they are checked against it.
         if "enum" in schema or "const" in schema:
-            return bp.one_of(self._literal(value, place) for value in self._values(place))
+            return self._literals(self._values(place), place)
         self._check_keywords(place)
         if "$ref" in schema or "allOf" in schema:
             merged = self._merged(place)
@@ -338,10 +357,14 @@ class _Reader:
                     f"multipleOf {schema['multipleOf']}", "use an integer, or 0.1, 0.01 and so on for decimals"
                 )
         limits = values.Limits(low, high, low_open, high_open, integer, int(multiple) if integer else 1, decimals)
-        return values.number(limits)
+        return values.number(limits if integer else values.beyond_rounding(limits))
 
     def _array(self, place: _Place) -> bp.Part | None:
         schema = place.schema
+        if "prefixItems" in schema and "prefixItems" not in self.validator.VALIDATORS:
+            raise place.at("prefixItems").refused(
+                "prefixItems in a draft before 2020-12", "write items as a list, or leave out $schema"
+            )
         least, most = int(schema.get("minItems", 0)), _integer(schema.get("maxItems", self.options.max_items))
         if isinstance(schema.get("items"), list):  # before draft 2020-12
             prefix = [place.at("items", number) for number in range(len(schema["items"]))]
@@ -381,6 +404,10 @@ class _Reader:
         for name in required:
             if name not in named:
                 named[name] = place.of(others) if isinstance(others, bool) else place.at("additionalProperties")
+        if least > len(named) and others is not False:
+            raise place.at("minProperties").refused(
+                f"minProperties {least} with {len(named)} properties", "name more of them"
+            )
         read = {name: self._read(schema) for name, schema in named.items()}
         if any(read[name] is None for name in required):
             return None
@@ -462,6 +489,12 @@ class _Reader:
     def _enclosed(self, brackets: str, inside: bp.Part | None) -> bp.Part | None:
         return bp.sequence(bp.literal(brackets[0]), self.white, inside, self.white, bp.literal(brackets[1]))
 
+    def _literals(self, some: list[Any], place: _Place) -> bp.Part | None:
+        # As one tree: there may be thousands.
+        scalars = [_dumped(value, place) for value in some if not isinstance(value, list | dict)]
+        parts = [self._literal(value, place) for value in some if isinstance(value, list | dict)]
+        return bp.one_of([*parts, *([bp.automaton(lambda: bp.texts(scalars))] if scalars else [])])
+
     def _literal(self, value: Any, place: _Place) -> bp.Part | None:
         match value:
             case list():
@@ -478,8 +511,11 @@ class _Reader:
     def _values(self, place: _Place) -> list[Any]:
         """Those of `enum` or `const` that satisfy all of the schema."""
         schema = place.schema
-        candidates = schema["enum"] if "enum" in schema else [schema["const"]]
-        validator = self.validator.evolve(schema=schema)
+        listed = "enum" if "enum" in schema else "const"
+        # They are not compared with the list itself, which takes long where it is long.
+        others = {name: value for name, value in schema.items() if name != listed}
+        validator = self.validator.evolve(schema=others, format_checker=self.validator.FORMAT_CHECKER)
+        candidates = schema["enum"] if listed == "enum" else [schema["const"]]
         return [value for value in candidates if validator.is_valid(value)]
 
     def _resolved(self, place: _Place) -> _Place | None:
@@ -494,7 +530,7 @@ class _Reader:
             )
         schema: Any = self.root
         for step in name.split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
+            step = unquote(step).replace("~1", "/").replace("~0", "~")
             try:
                 schema = schema[int(step) if isinstance(schema, list) else step]
             except (KeyError, IndexError, TypeError, ValueError):
@@ -533,10 +569,11 @@ class _Reader:
         if not one or not other:
             path = first.path if one else second.path
             return _Place(one or other, path, references)
+        _require_named(one, other, first, second)
+        _require_same_items(one, other, first, second)
         merged = dict(one)
         for name, value in other.items():
             merged[name] = value if name not in one else self._both_values(name, one[name], value, first, second)
-        self._require_named(one, other, first, second)
         return _Place(merged, first.path, references)
 
     def _both_values(self, name: str, one: Any, other: Any, first: _Place, second: _Place) -> Any:
@@ -566,17 +603,6 @@ class _Reader:
             case _:
                 raise first.refused(
                     f"another {name!r} than {second.path}, which holds for the same value", "write one schema for both"
-                )
-
-    def _require_named(self, one: dict[str, Any], other: dict[str, Any], first: _Place, second: _Place) -> None:
-        """Properties that only one schema names must be none to which the other's `additionalProperties` applies."""
-        for mine, its, place in ((one, other, first), (other, one, second)):
-            allowed = mine.get("additionalProperties", True)
-            beyond = sorted({*its.get("properties", {}), *its.get("required", [])} - set(mine.get("properties", {})))
-            if allowed is not True and beyond:
-                raise place.refused(
-                    f"additionalProperties beside properties of another schema ({beyond[0]!r})",
-                    "name them here too, or leave it out",
                 )
 
     def _require_apart(self, branches: list[_Place], place: _Place) -> None:
@@ -618,6 +644,29 @@ class _Reader:
                     for name in shared
                 )
         return False
+
+
+def _require_named(one: dict[str, Any], other: dict[str, Any], first: _Place, second: _Place) -> None:
+    """Properties that only one schema names must be none to which the other's `additionalProperties` applies."""
+    for mine, its, place in ((one, other, first), (other, one, second)):
+        allowed = mine.get("additionalProperties", True)
+        beyond = sorted({*its.get("properties", {}), *its.get("required", [])} - set(mine.get("properties", {})))
+        if allowed is not True and beyond:
+            raise place.refused(
+                f"additionalProperties beside properties of another schema ({beyond[0]!r})",
+                "name them here too, or leave it out",
+            )
+
+
+def _require_same_items(one: dict[str, Any], other: dict[str, Any], first: _Place, second: _Place) -> None:
+    """Where an item's place says which schema it has, two such lists are not merged."""
+    items, others = (
+        {name: schema[name] for name in ("prefixItems", "items", "additionalItems") if name in schema}
+        for schema in (one, other)
+    )
+    by_place = any("prefixItems" in some or isinstance(some.get("items"), list) for some in (items, others))
+    if by_place and items and others and items != others:
+        raise first.refused(f"other items than {second.path}, by their places", "write one schema for both")
 
 
 def _joined(parts: Iterable[bp.Part | None], between: bp.Part | None) -> bp.Part | None:

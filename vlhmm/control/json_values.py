@@ -7,9 +7,10 @@ floating-point number, or with as many as its limits have.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Final
@@ -137,6 +138,23 @@ class Limits:
         return self.low is None and self.high is None and not self.integer and self.decimals is None
 
 
+def beyond_rounding(limits: Limits) -> Limits:
+    """The same where a number is written with at most 15 digits; else without those that are rounded to an open limit."""
+
+    def closed(limit: Decimal | None, is_open: bool, towards: float) -> tuple[Decimal | None, bool]:
+        # No number is rounded to zero, however many digits it is given here.
+        if limit is None or not limit or not is_open:
+            return limit, is_open
+        return Decimal(repr(math.nextafter(float(limit), towards))), False
+
+    longest = max((_num_digits(limit) for limit in (limits.low, limits.high) if limit is not None), default=0)
+    if longest < DIGITS:
+        return limits
+    low, low_open = closed(limits.low, limits.low_open, math.inf)
+    high, high_open = closed(limits.high, limits.high_open, -math.inf)
+    return replace(limits, low=low, high=high, low_open=low_open, high_open=high_open)
+
+
 def number(limits: Limits) -> bp.Part | None:
     """A number within the limits; negative ones have a sign, zero has none."""
     zero = Decimal(0)
@@ -189,7 +207,7 @@ def _magnitude(limits: Limits, low: Decimal, low_open: bool, high: Decimal | Non
 def _unsigned(limits: Limits, low: Decimal, low_open: bool, high: Decimal | None, high_open: bool) -> Automaton:
     """Numbers without a sign from `low` to `high`."""
     bounds = [_digits(low), ("", "") if high is None else _digits(high)]
-    most = max(DIGITS, *(len(whole) + len(behind) + 1 for whole, behind in bounds))
+    most = max(DIGITS, *(_num_digits(limit) + 1 for limit in (low, high) if limit is not None))
     most_behind = 0 if limits.integer else most if limits.decimals is None else limits.decimals
 
     def compared(before: int, place: int, digit: int, digits: str) -> int:
@@ -245,6 +263,10 @@ def _unsigned(limits: Limits, low: Decimal, low_open: bool, high: Decimal | None
 def _by_length(length: int, other: int, sign: int) -> int:
     """How whole numbers compare whose first digits compare so: the longer one is larger."""
     return (length > other) - (length < other) or sign
+
+
+def _num_digits(limit: Decimal) -> int:
+    return sum(map(len, _digits(abs(limit))))
 
 
 def _digits(limit: Decimal) -> tuple[str, str]:
