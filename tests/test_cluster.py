@@ -114,7 +114,8 @@ def test_compiled_loops_give_the_gains_of_numpy(repeats: int, monkeypatch: pytes
     gains = state.gains(0, state.num_movable)
     monkeypatch.setattr(exchange, "numba_installed", lambda: False)
     plain = exchange_of(tokens, 6)
-    np.testing.assert_allclose(gains, plain.gains(0, plain.num_movable), rtol=1e-11, atol=1e-9)
+    # Sums of tabulated increments are in single precision.
+    np.testing.assert_allclose(gains, plain.gains(0, plain.num_movable), rtol=0, atol=1e-4)
 
 
 def test_gains_equal_recomputation_beyond_the_table() -> None:

@@ -14,7 +14,7 @@ from vlhmm.compiled import compiled
 def add_tabulated(gain, counts, increments):
     """gain[w] += the sum over lines with 1 <= counts[w, line] <= len(increments) of increments[counts[w, line] - 1, line].
 
-    Rows are added in the order of lines and in single precision, as numpy does, so that at most the last bit of a gain differs.
+    Rows are added in the order of lines, and in single precision.
     """
     blocks = gain.shape[1]
     total = np.empty(blocks, np.float32)
