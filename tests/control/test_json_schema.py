@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from decimal import Decimal
 from typing import Any
 
 import jsonschema

@@ -12,46 +12,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, final
-from urllib.parse import unquote
 
 from vlhmm.arguments import check_count, check_text
 from vlhmm.control import byte_parts as bp
 from vlhmm.control import json_values as values
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
+from vlhmm.control.json_combining import ANNOTATIONS, Combining, Place, Schema
 from vlhmm.control.minimise import minimised
 from vlhmm.control.operations import TooManyStates
 from vlhmm.control.regex import pattern_automaton
 from vlhmm.control.time_limit import check_time
 
-Schema = dict[str, Any] | bool
-
 MAX_READ: Final = 5_000
 """Schemas within a schema, each as often as it is referred to."""
 WHITE_SPACE: Final = " ?"
 
-_ANNOTATIONS: Final = frozenset(
-    [
-        "$schema",
-        "$id",
-        "$comment",
-        "$defs",
-        "definitions",
-        "$anchor",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "discriminator",
-    ]
-)
 _OF_TYPE: Final = {
     "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
@@ -60,7 +36,7 @@ _OF_TYPE: Final = {
 }
 _TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
 _COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type")
-_KNOWN: Final = _ANNOTATIONS.union(_COMBINING, *_OF_TYPE.values())
+_KNOWN: Final = ANNOTATIONS.union(_COMBINING, *_OF_TYPE.values())
 _WITHOUT_EFFECT: Final = {"uniqueItems": False, "unevaluatedProperties": False, "unevaluatedItems": False}
 """Values of keywords that change nothing about what is written."""
 
@@ -209,42 +185,21 @@ def _only_white_space(automaton: Automaton) -> bool:
     return set(used) <= set(b" \t\n\r")
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A schema, where it stands, and what was passed on the way to it."""
-
-    schema: Any
-    path: str = "#"
-    references: tuple[str, ...] = ()
-
-    def at(self, *steps: str | int) -> _Place:
-        schema, path = self.schema, self.path
-        for step in steps:
-            schema, path = schema[step], f"{path}/{step}"
-        return _Place(schema, path, self.references)
-
-    def of(self, schema: Any) -> _Place:
-        return _Place(schema, self.path, self.references)
-
-    def refused(self, what: str, remedy: str) -> ValueError:
-        return ValueError(f"the JSON schema has {what} at {self.path}, which is not supported; {remedy}")
-
-
 class _Reader:
     """Schemas to parts of an automaton; None where no value satisfies one."""
 
     def __init__(self, root: Schema, options: JsonSchema) -> None:
         self.root, self.options = root, options
-        self.validator = _validator(root)
+        self.combining = Combining(root, _validator(root), options.max_depth)
         white = minimised(pattern_automaton(options.white_space))
         self.white = bp.automaton(lambda: white)
         self.comma = bp.sequence(self.white, bp.literal(","), self.white)
         self.num_read = 0
 
     def part(self) -> bp.Part | None:
-        return self._read(_Place(self.root))
+        return self._read(Place(self.root))
 
-    def _read(self, place: _Place) -> bp.Part | None:
+    def _read(self, place: Place) -> bp.Part | None:
         self.num_read += 1
         check_time("schemas read", self.num_read)
         if self.num_read > MAX_READ:
@@ -257,21 +212,21 @@ class _Reader:
             return self._anything(self.options.max_depth) if schema else None
         # Values are known: whatever else the schema says, they are checked against it.
         if "enum" in schema or "const" in schema:
-            return self._literals(self._values(place), place)
+            return self._literals(self.combining.values(place), place)
         self._check_keywords(place)
         if "$ref" in schema or "allOf" in schema:
-            merged = self._merged(place)
+            merged = self.combining.merged(place)
             return None if merged is None else self._read(merged)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 others = {name: value for name, value in schema.items() if name != keyword}
                 branches = [place.at(keyword, number) for number in range(len(schema[keyword]))]
                 if keyword == "oneOf":
-                    self._require_apart(branches, place)
+                    self.combining.require_apart(branches, place)
                 return bp.one_of(
                     self._read(both)
                     for branch in branches
-                    if (both := self._both(branch, place.of(others))) is not None
+                    if (both := self.combining.both(branch, place.of(others))) is not None
                 )
         types = schema.get("type")
         if types is None:
@@ -281,7 +236,7 @@ class _Reader:
         types = [types] if isinstance(types, str) else types
         return bp.one_of(self._of_type(name, place) for name in types if not (name == "integer" and "number" in types))
 
-    def _check_keywords(self, place: _Place) -> None:
+    def _check_keywords(self, place: Place) -> None:
         for name, value in place.schema.items():
             if name in _KNOWN or name.startswith("x-"):
                 if name == "$id" and place.path != "#":
@@ -295,7 +250,7 @@ class _Reader:
                 continue
             raise place.refused(f"{name!r}", "leave it out, or ask for the same by other keywords")
 
-    def _of_type(self, name: str, place: _Place) -> bp.Part | None:
+    def _of_type(self, name: str, place: Place) -> bp.Part | None:
         match name:
             case "object":
                 return self._object(place)
@@ -310,7 +265,7 @@ class _Reader:
             case _:
                 return bp.literal("null")
 
-    def _string(self, place: _Place) -> bp.Part | None:
+    def _string(self, place: Place) -> bp.Part | None:
         schema = place.schema
         patterns: tuple[str, ...] = ()
         if "pattern" in schema:
@@ -333,7 +288,7 @@ class _Reader:
                 f"the JSON schema has a pattern at {place.path}/pattern that cannot be used: {error}"
             ) from None
 
-    def _number(self, place: _Place, *, integer: bool) -> bp.Part | None:
+    def _number(self, place: Place, *, integer: bool) -> bp.Part | None:
         schema = place.schema
 
         def bound(closed: str, opened: str, stricter: Callable[[list[Any]], Any]) -> tuple[Decimal | None, bool]:
@@ -359,9 +314,9 @@ class _Reader:
         limits = values.Limits(low, high, low_open, high_open, integer, int(multiple) if integer else 1, decimals)
         return values.number(limits if integer else values.beyond_rounding(limits))
 
-    def _array(self, place: _Place) -> bp.Part | None:
+    def _array(self, place: Place) -> bp.Part | None:
         schema = place.schema
-        if "prefixItems" in schema and "prefixItems" not in self.validator.VALIDATORS:
+        if "prefixItems" in schema and "prefixItems" not in self.combining.validator.VALIDATORS:
             raise place.at("prefixItems").refused(
                 "prefixItems in a draft before 2020-12", "write items as a list, or leave out $schema"
             )
@@ -393,7 +348,7 @@ class _Reader:
             lengths.append(bp.sequence(_joined(first, self.comma), more))
         return self._enclosed("[]", bp.one_of(lengths))
 
-    def _object(self, place: _Place) -> bp.Part | None:
+    def _object(self, place: Place) -> bp.Part | None:
         schema = place.schema
         required = dict.fromkeys(schema.get("required", []))
         least, most = int(schema.get("minProperties", 0)), _integer(schema.get("maxProperties"))
@@ -458,7 +413,7 @@ class _Reader:
 
         return add
 
-    def _map(self, place: _Place, others: Any, least: int, most: int | None) -> bp.Part | None:
+    def _map(self, place: Place, others: Any, least: int, most: int | None) -> bp.Part | None:
         """Any names, which may occur twice: the last one counts."""
         if least > 1:
             raise place.at("minProperties").refused(f"minProperties {least} without properties", "name the properties")
@@ -489,13 +444,13 @@ class _Reader:
     def _enclosed(self, brackets: str, inside: bp.Part | None) -> bp.Part | None:
         return bp.sequence(bp.literal(brackets[0]), self.white, inside, self.white, bp.literal(brackets[1]))
 
-    def _literals(self, some: list[Any], place: _Place) -> bp.Part | None:
+    def _literals(self, some: list[Any], place: Place) -> bp.Part | None:
         # As one tree: there may be thousands.
         scalars = [_dumped(value, place) for value in some if not isinstance(value, list | dict)]
         parts = [self._literal(value, place) for value in some if isinstance(value, list | dict)]
         return bp.one_of([*parts, *([bp.automaton(lambda: bp.texts(scalars))] if scalars else [])])
 
-    def _literal(self, value: Any, place: _Place) -> bp.Part | None:
+    def _literal(self, value: Any, place: Place) -> bp.Part | None:
         match value:
             case list():
                 return self._enclosed("[]", _joined([self._literal(item, place) for item in value], self.comma))
@@ -508,176 +463,12 @@ class _Reader:
             case _:
                 return bp.literal(_dumped(value, place))
 
-    def _values(self, place: _Place) -> list[Any]:
-        """Those of `enum` or `const` that satisfy all of the schema."""
-        schema = place.schema
-        listed = "enum" if "enum" in schema else "const"
-        # They are not compared with the list itself, which takes long where it is long.
-        others = {name: value for name, value in schema.items() if name != listed}
-        validator = self.validator.evolve(schema=others, format_checker=self.validator.FORMAT_CHECKER)
-        candidates = schema["enum"] if listed == "enum" else [schema["const"]]
-        return [value for value in candidates if validator.is_valid(value)]
-
-    def _resolved(self, place: _Place) -> _Place | None:
-        """What a reference stands for, without what stands beside it; None where it is nested too deep in itself."""
-        name = place.schema["$ref"]
-        references = (*place.references, name)
-        if len(references) - len(set(references)) >= self.options.max_depth:
-            return None
-        if not name.startswith("#") or (name != "#" and not name.startswith("#/")):
-            raise place.at("$ref").refused(
-                f"the reference {name!r}", "refer to a place in the schema, as in #/$defs/name"
-            )
-        schema: Any = self.root
-        for step in name.split("/")[1:]:
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            try:
-                schema = schema[int(step) if isinstance(schema, list) else step]
-            except (KeyError, IndexError, TypeError, ValueError):
-                raise ValueError(f"the JSON schema refers to {name!r} at {place.path}, which is not there") from None
-        return _Place(schema, name, references)
-
-    def _merged(self, place: _Place) -> _Place | None:
-        """A schema without `$ref` and `allOf`: what they say is merged into one."""
-        others = {name: value for name, value in place.schema.items() if name not in ("$ref", "allOf")}
-        parts: list[_Place | None] = []
-        if "$ref" in place.schema:
-            parts.append(self._resolved(place))
-        parts += [place.at("allOf", number) for number in range(len(place.schema.get("allOf", [])))]
-        merged: _Place | None = place.of(others)
-        for part in parts:
-            merged = None if part is None or merged is None else self._both(part, merged)
-        return merged
-
-    def _both(self, first: _Place, second: _Place) -> _Place | None:
-        """One schema for values that satisfy two."""
-        places: list[_Place] = []
-        for place in (first, second):
-            if isinstance(place.schema, dict) and ("$ref" in place.schema or "allOf" in place.schema):
-                found = self._merged(place)
-                if found is None:
-                    return None
-                place = found
-            places.append(place)
-        first, second = places
-        references = max(first.references, second.references, key=len)
-        if isinstance(first.schema, bool) or isinstance(second.schema, bool):
-            if first.schema is False or second.schema is False:
-                return None
-            return first if second.schema is True else second
-        one, other = _bare(first.schema), _bare(second.schema)
-        if not one or not other:
-            path = first.path if one else second.path
-            return _Place(one or other, path, references)
-        _require_named(one, other, first, second)
-        _require_same_items(one, other, first, second)
-        merged = dict(one)
-        for name, value in other.items():
-            merged[name] = value if name not in one else self._both_values(name, one[name], value, first, second)
-        return _Place(merged, first.path, references)
-
-    def _both_values(self, name: str, one: Any, other: Any, first: _Place, second: _Place) -> Any:
-        if one == other and type(one) is type(other):
-            return one
-        match name:
-            case "properties":
-                shared = {key: {"allOf": [one[key], other[key]]} for key in one if key in other}
-                return {**one, **other, **shared}
-            case "required":
-                return list(dict.fromkeys([*one, *other]))
-            case "type":
-                types = [[types] if isinstance(types, str) else types for types in (one, other)]
-                common = [kind for kind in types[0] if kind in types[1]]
-                if any("integer" in types[i] and "number" in types[1 - i] for i in (0, 1)) and "integer" not in common:
-                    common.append("integer")
-                # No type at all is a schema that nothing satisfies.
-                return common
-            case "minLength" | "minItems" | "minProperties" | "minimum" | "exclusiveMinimum":
-                return max(one, other)
-            case "maxLength" | "maxItems" | "maxProperties" | "maximum" | "exclusiveMaximum":
-                return min(one, other)
-            case "additionalProperties" if one is False or other is False:
-                return False
-            case "items" | "additionalProperties":
-                return {"allOf": [one, other]}
-            case _:
-                raise first.refused(
-                    f"another {name!r} than {second.path}, which holds for the same value", "write one schema for both"
-                )
-
-    def _require_apart(self, branches: list[_Place], place: _Place) -> None:
-        """`oneOf` is `anyOf` where no value satisfies two branches."""
-        for number, one in enumerate(branches):
-            for another, other in enumerate(branches[:number]):
-                if not self._apart(one, other):
-                    raise place.at("oneOf").refused(
-                        f"oneOf whose branches {another} and {number} may hold for the same value",
-                        "use anyOf, or give both a required property with different const values",
-                    )
-
-    def _apart(self, one: _Place, other: _Place) -> bool:
-        """Whether it is plain that no value satisfies both."""
-        schemas = []
-        for place in (one, other):
-            found: _Place | None = place
-            if isinstance(place.schema, dict) and ("$ref" in place.schema or "allOf" in place.schema):
-                found = self._merged(place)
-            if found is None or found.schema is False:
-                return True
-            if found.schema is True:
-                return False
-            schemas.append(found.schema)
-        for mine, its in (schemas, schemas[::-1]):
-            if "enum" in mine or "const" in mine:
-                validator = self.validator.evolve(schema=its)
-                return not any(validator.is_valid(value) for value in self._values(one.of(mine)))
-        if all("type" in schema for schema in schemas):
-            kinds = [{schema["type"]} if isinstance(schema["type"], str) else set(schema["type"]) for schema in schemas]
-            kinds = [{"number" if kind == "integer" else kind for kind in found} for found in kinds]
-            if not kinds[0] & kinds[1]:
-                return True
-            if kinds[0] & kinds[1] == {"object"}:
-                shared = set(schemas[0].get("required", [])) & set(schemas[1].get("required", []))
-                return any(
-                    all(name in schema.get("properties", {}) for schema in schemas)
-                    and self._apart(*(one.of(schema["properties"][name]) for schema in schemas))
-                    for name in shared
-                )
-        return False
-
-
-def _require_named(one: dict[str, Any], other: dict[str, Any], first: _Place, second: _Place) -> None:
-    """Properties that only one schema names must be none to which the other's `additionalProperties` applies."""
-    for mine, its, place in ((one, other, first), (other, one, second)):
-        allowed = mine.get("additionalProperties", True)
-        beyond = sorted({*its.get("properties", {}), *its.get("required", [])} - set(mine.get("properties", {})))
-        if allowed is not True and beyond:
-            raise place.refused(
-                f"additionalProperties beside properties of another schema ({beyond[0]!r})",
-                "name them here too, or leave it out",
-            )
-
-
-def _require_same_items(one: dict[str, Any], other: dict[str, Any], first: _Place, second: _Place) -> None:
-    """Where an item's place says which schema it has, two such lists are not merged."""
-    items, others = (
-        {name: schema[name] for name in ("prefixItems", "items", "additionalItems") if name in schema}
-        for schema in (one, other)
-    )
-    by_place = any("prefixItems" in some or isinstance(some.get("items"), list) for some in (items, others))
-    if by_place and items and others and items != others:
-        raise first.refused(f"other items than {second.path}, by their places", "write one schema for both")
-
 
 def _joined(parts: Iterable[bp.Part | None], between: bp.Part | None) -> bp.Part | None:
     every: list[bp.Part | None] = []
     for part in parts:
         every += [between, part] if every else [part]
     return bp.sequence(*every)
-
-
-def _bare(schema: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
 
 
 def _integer(limit: Any) -> int | None:
@@ -688,7 +479,7 @@ def _decimal(limit: Any) -> Decimal:
     return Decimal(repr(limit))
 
 
-def _dumped(value: Any, place: _Place) -> str:
+def _dumped(value: Any, place: Place) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     check_text(f"a value of the JSON schema at {place.path}", text)
     return text
