@@ -73,21 +73,23 @@ def store(run: Path, out: Path) -> int:
 
 def show(lm: vlhmm.LanguageModel, teacher: vlhmm.Teacher) -> None:
     torch.manual_seed(0)
-    prompt = torch.tensor(teacher.prompt_ids([f"Write a sentence with the words: {', '.join(WORDS)}."]))
+    asked = f"Write a sentence with the words: {', '.join(WORDS)}."
+    prompt = torch.tensor(teacher.prompt_ids([asked]))
+    print(f"prompt\n    {asked}")
 
     def written(output: torch.Tensor) -> str:
         text: str = teacher.text_tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True)
         return " ".join(text.split())
 
     free = teacher.model.generate(prompt, max_new_tokens=32, do_sample=True, top_k=0, pad_token_id=lm.tokenizer.eos_id)
-    print(f"free: {written(free)}")
+    print(f"free\n    {written(free)}")
     for constraint in (
         vlhmm.contains_all(*WORDS, ignore_case=True) & vlhmm.words(4, 15),
         vlhmm.json_schema(SCHEMA),
         vlhmm.choice(["yes", "no"]),
     ):
         guide = vlhmm.Guide(lm, constraint, max_new_tokens=32, read_prompt=False, must_end=True)
-        print(f"{constraint}: {written(guide.generate(teacher.model, prompt, do_sample=True, top_k=0))}")
+        print(f"{constraint}\n    {written(guide.generate(teacher.model, prompt, do_sample=True, top_k=0))}")
 
 
 if __name__ == "__main__":

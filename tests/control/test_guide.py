@@ -424,6 +424,11 @@ def test_a_text_cut_off_before_the_guides_end_is_no_silent_violation(
     for option in ({"max_new_tokens": 3}, {"max_length": 40}, {"max_new_tokens": 11}):
         with pytest.raises(ValueError, match="the guide has max_new_tokens 10"):
             guide.generate(llama, ids, **option)
+    # Another EOS would let the text go on after its end; guesses are not made a token a step.
+    with pytest.raises(ValueError, match="eos_token_id is 5, but the guide has"):
+        guide.generate(llama, ids, eos_token_id=5)
+    with pytest.raises(ValueError, match="prompt_lookup_num_tokens guesses several tokens"):
+        guide.generate(llama, ids, prompt_lookup_num_tokens=3)
     # Nothing that may cut a text off is known beforehand; it is found in the end.
     with pytest.raises(ValueError, match=r"row 0 does not satisfy length\(8, 8\) after 4 tokens"):
         guide.generate(llama, ids, stopping_criteria=[lambda tokens, _: torch.full((1,), tokens.shape[1] >= 6)])

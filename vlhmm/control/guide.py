@@ -22,7 +22,7 @@ Z states.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -179,7 +179,7 @@ class Guide:
 
         Raises:
             ImpossibleConstraintError: The HMM gives the constraint probability zero after a prompt.
-            ValueError: The options set another length than the guide's, or a text does not satisfy its constraint, because something
+            ValueError: The options set another length or EOS than the guide's, or a text does not satisfy its constraint, because something
                 else cut it off.
 
         Example:
@@ -198,6 +198,7 @@ class Guide:
                 raise ValueError(
                     f"{name} is {options[name]}, but the guide has max_new_tokens {steps}: leave it out, or make a guide for it"
                 )
+        self._require_followed(options)
         prompts = inputs if inputs is not None else options.get("input_ids")
         mask = options.get("attention_mask")
         if mask is not None and prompts is not None and mask.shape == prompts.shape:
@@ -219,6 +220,17 @@ class Guide:
         apart = 1 if getattr(model.config, "is_encoder_decoder", False) else 0
         self.check(sequences[:, apart or (0 if prompts is None else prompts.shape[1]) :])
         return output
+
+    def _require_followed(self, options: Mapping[str, Any]) -> None:
+        """The text must end where the guide's ends, and grow by a token a step."""
+        eos = options.get("eos_token_id")
+        if eos is not None and self._eos_ids and set(map(int, _eos_ids(eos, None))) != set(self._eos_ids):
+            raise ValueError(
+                f"eos_token_id is {eos}, but the guide has {list(self._eos_ids)}: leave it out, or make a guide for it"
+            )
+        for name in ("assistant_model", "prompt_lookup_num_tokens"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name} guesses several tokens at once, which a guide cannot follow: leave it out")
 
     def check(self, new_tokens: Int[Tensor, "R N"] | Sequence[Sequence[int]]) -> None:
         """Raise an error where a generated text does not satisfy its constraint.

@@ -1,0 +1,46 @@
+"""`make steer` without an HMM says what is missing and how it is made; with one it shows texts that hold to their constraints."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.testing
+from tiny_teacher import write_tiny_teacher
+
+import vlhmm
+from experiments.control.__main__ import app as experiments
+from tools import steer
+from vlhmm.cli import app
+
+
+def test_a_missing_hmm_is_told_with_commands_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert steer.main(["--hmm", str(tmp_path / "none")]) == 1
+    told = capsys.readouterr().err
+    assert f"there is no HMM at {tmp_path / 'none'}" in told
+    assert re.search(r"in about \d+ minutes", told)
+    commands = [shlex.split(line) for line in told.splitlines() if line.startswith("  ")]
+    modules = {"experiments.control": experiments, "vlhmm": app}
+    for _, flag, module, *arguments in commands:
+        assert flag == "-m"
+        if module != "tools.steer":
+            # An option that is not known is told before --help is.
+            assert typer.testing.CliRunner().invoke(modules[module], [*arguments, "--help"]).exit_code == 0
+    assert sum(module == "tools.steer" for _, _, module, *_ in commands) == 2
+
+
+def test_guided_texts_are_shown_beside_free_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_teacher(tmp_path / "teacher")
+    made = vlhmm.distill(
+        str(tmp_path / "teacher"), tmp_path / "run", states=4, tokens=3_000, max_tokens=12, epochs=1, batch_size=64
+    )
+    assert made.lm.hmm.num_states == 4
+    assert steer.main(["--hmm", str(tmp_path / "run"), "--teacher", str(tmp_path / "teacher")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) % 2 == 0
+    texts = {name.partition("(")[0]: text.strip() for name, text in zip(lines[::2], lines[1::2], strict=True)}
+    assert list(texts) == ["prompt", "free", "contains", "json_schema", "choice"]
+    assert all(word in texts["contains"].lower() for word in steer.WORDS)
+    assert json.loads(texts["json_schema"])["animal"] in ("cat", "dog", "horse")
+    assert texts["choice"] in ("yes", "no")
