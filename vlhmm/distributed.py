@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -199,8 +199,7 @@ def shard(items: Items, here: World) -> Items:
         [[0], [1, 2], [3, 4]]
     """
     first, end = (len(items) * rank // here.size for rank in (here.rank, here.rank + 1))
-    part: Any = items[first:end]
-    return part
+    return cast("Items", items[first:end])
 
 
 def sum_in_order(values: Tensor, here: World, what: str = "") -> Tensor:
@@ -235,11 +234,10 @@ def broadcast_object(value: Value, here: World, what: str = "") -> Value:
     """The first rank's `value`."""
     if here.size == 1:
         return value
-    values: list[Any] = [value]
+    values = [value]
     with collective(here, what):
         dist.broadcast_object_list(values, 0)
-    received: Value = values[0]
-    return received
+    return values[0]
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor], here: World, what: str = "") -> dict[str, Tensor]:
@@ -261,7 +259,7 @@ def first_does(work: Callable[[], Value], here: World, what: str) -> Value:
     if here.size == 1:
         return work()
     if here.is_first:
-        made: Any = work()
+        made: Value | None = work()
         _store().set(f"vlhmm/done/{what}", "")
     else:
         made = None
@@ -270,7 +268,7 @@ def first_does(work: Callable[[], Value], here: World, what: str) -> Value:
                 if _store().check(["vlhmm/error"]):
                     raise _other_rank_error()
                 time.sleep(POLL_SECONDS)
-    return broadcast_object(made, here, what)
+    return cast("Value", broadcast_object(made, here, what))
 
 
 def any_rank(flags: Sequence[bool], here: World, what: str = "") -> list[bool]:
