@@ -24,6 +24,7 @@ from vlhmm.inference import scan
 from vlhmm.inference.posterior import Counts, Posterior
 from vlhmm.inference.viterbi import Paths
 from vlhmm.memory import available_bytes
+from vlhmm.ops import waiting
 from vlhmm.ops.checked_tokens import Checked, checked_tokens
 from vlhmm.ops.emission.word_rows import launch as word_rows
 from vlhmm.ops.max_product import dense as max_dense
@@ -215,6 +216,7 @@ class _Shape:
             answers = self._query.answer(self._fixed, found)
             if self._tokens.is_cuda:
                 torch.cuda.current_stream().synchronize()
+        waiting.check(self._tokens.device)
         return None if self._seen.any() else answers
 
 
@@ -300,7 +302,9 @@ class Replays:
                 return None
             return shape.answer(self._graphed, key, tokens, lengths)
         found = _checked(query, self._fixed, tokens, lengths, self._fixed.no_past(tokens.shape[0]), in_graph=False)
-        if bool(found.underflow_level.any()):
+        refused = bool(found.underflow_level.any())
+        waiting.check(tokens.device)
+        if refused:
             return None
         return query.answer(self._fixed, found.tensors)
 
