@@ -14,11 +14,12 @@ import torch
 
 from bench.workloads import products_read
 from experiments.side_by_side import StepsAhead
+from vlhmm.capture import EAGER_CALLS
 from vlhmm.cluster import Blocks, one_block
 from vlhmm.models import build_blocked
 from vlhmm.ops.recursion.cutting import no_cooperative_kernels
 from vlhmm.training.presets import Recipe, preset
-from vlhmm.training.step import EAGER_STEPS, Step
+from vlhmm.training.step import Step
 
 JOBS = (1, 2, 4, 8)
 STEPS = 300
@@ -89,8 +90,8 @@ def _timed(
             with own_backward, own_kernels, torch.cuda.stream(stream) if stream else nullcontext():
                 step, windows = _training(recipe, num_words, device, seed)
                 ahead = StepsAhead(stream)
-                for number in range(EAGER_STEPS + 2 + steps):
-                    if number == EAGER_STEPS + 2:
+                for number in range(EAGER_CALLS + 2 + steps):
+                    if number == EAGER_CALLS + 2:
                         _wait(stream)
                         ready.wait()
                     step(next(windows), recipe.train.learning_rate, fresh=number == 0 or _independent(recipe))

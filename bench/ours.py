@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bench.workloads import DenseInputs, StepSizes, Timed, Work, products_read
+from vlhmm.capture import EAGER_CALLS
 from vlhmm.cluster import Blocks
 from vlhmm.hmm import HMM
 from vlhmm.models import Model, StateSubset, neural_hmm
@@ -21,10 +22,10 @@ from vlhmm.records import convert
 from vlhmm.support import dense_support
 from vlhmm.tables import Tables
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.step import EAGER_STEPS, Step
+from vlhmm.training.step import Step
 from vlhmm.transitions import TableTransition
 
-STEPS_CHECKED = EAGER_STEPS + 3
+STEPS_CHECKED = EAGER_CALLS + 3
 """Losses compared with float64. Those after the first depend on the gradients and updates before them, and the last ones,
 on a GPU, come from captured graphs."""
 NUM_WINDOWS = 16

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vlhmm.baselines import training as baselines
 from vlhmm.baselines.settings import BaselineSettings
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, Scorer, evaluate
@@ -88,7 +88,7 @@ def times(model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[Measured]:
     size = f"{settings.batch_size} x {settings.window} tokens, {how}median of at most {TIMED_BATCHES}"
 
     def median_ms(work: Callable[[], Tensor]) -> float:
-        return _median_ms(_replayed(work, generator) if as_graph else work, device)
+        return _median_ms(_replayed(work, generator, device) if as_graph else work, device)
 
     with network_products(model.settings.precision, device):
         training_ms = median_ms(make_and_forward)
@@ -105,10 +105,11 @@ def times(model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[Measured]:
         yield Measured("cached_ms", median_ms(lambda: forward(tables)), f"all states, tables made beforehand, {size}")
 
 
-def _replayed(work: Callable[[], Tensor], generator: torch.Generator) -> Callable[[], object]:
+def _replayed(work: Callable[[], Tensor], generator: torch.Generator, device: torch.device) -> Callable[[], Tensor]:
     """The work as training does it: without the host's time for each of its kernels."""
-    work()
-    return captured(work, generator).replay
+    graphed = Graphed[Tensor](device, eager_calls=1, generator=generator)
+    graphed(work)
+    return lambda: graphed(work)
 
 
 def _training_tables(model: Model, recipe: Recipe, generator: torch.Generator) -> Tables:

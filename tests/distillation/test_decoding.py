@@ -1,16 +1,18 @@
 """Texts written in fixed buffers, as a GPU does in a graph, are those written with keys that grow."""
 
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from graphs import graphs_on_cpu
 from tiny_teacher import write_tiny_teacher
 from torch import Tensor
 
 import vlhmm.distillation.teachers.drawing
-from vlhmm.distillation.teachers import Teacher, TextDrawer, draw_texts, load_teacher
+from vlhmm.distillation.teachers import Teacher, TextDrawer, decoding, draw_texts, load_teacher
 from vlhmm.distillation.teachers.decoding import (
     Drawn,
     Prompts,
@@ -234,3 +236,45 @@ def test_what_cannot_fit_is_refused_with_the_number_that_can(teacher: Teacher) -
         draw_texts(teacher, [[1], [1]], max_tokens=10**10, generator=seeded(0))
     with pytest.raises(ValueError, match="0 prompts"):
         draw_texts(teacher, [], max_tokens=4, generator=seeded(0))
+
+
+def test_a_graph_of_a_step_draws_what_steps_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is played by the step itself, and serves batch after batch."""
+    made = graphs_on_cpu(monkeypatch)
+    monkeypatch.setattr(decoding, "_waits", lambda: nullcontext([]))
+    model, sampling_config = grouped_model(), SamplingConfig(10, 40, None, 1.0)
+    writer = StaticCacheGenerator(model, 3, 6, sampling_config)
+    for seed, prompts in enumerate((padded(6, 2, 4), padded(3, 3, 1))):
+        assert_equal(writer.write(prompts, seeded(seed)), write_growing(model, prompts, sampling_config, seeded(seed)))
+    assert writer.captured
+    # The first token is read off the prompt, and the next two are drawn eagerly.
+    assert [graph.replays for graph in made] == [7 + 9]
+
+
+@pytest.mark.parametrize("reason", ["waits", "refused"])
+def test_a_model_that_cannot_be_captured_is_drawn_from_eagerly(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("operation not permitted\nand more")
+
+    graphs_on_cpu(monkeypatch)
+    monkeypatch.setattr("vlhmm.capture.captured", refused)
+    waits = [SimpleNamespace(message="called a synchronizing operation")] if reason == "waits" else []
+    monkeypatch.setattr(decoding, "_waits", lambda: nullcontext(waits))
+    model, prompts, sampling_config = grouped_model(), padded(6, 2, 4), SamplingConfig(10, 40, None, 1.0)
+    writer = StaticCacheGenerator(model, 3, 6, sampling_config)
+    with pytest.warns(UserWarning, match="waits for the device" if reason == "waits" else "not permitted$"):
+        drawn = writer.write(prompts, seeded(0))
+    assert_equal(drawn, write_growing(model, prompts, sampling_config, seeded(0)))
+    assert not writer.captured
+    assert_equal(writer.write(prompts, seeded(0)), drawn)
+
+
+@pytest.mark.gpu
+def test_a_step_of_a_writer_is_a_graph_on_a_gpu() -> None:
+    model, sampling_config = grouped_model().cuda(), SamplingConfig(10, 40, None, 1.0)
+    writer = StaticCacheGenerator(model, 3, 6, sampling_config)
+    for prompts in (padded(6, 2, 4), padded(3, 3, 1)):
+        there = Prompts(prompts.ids.cuda(), prompts.attended.cuda())
+        ours, theirs = (torch.Generator("cuda").manual_seed(0) for _ in range(2))
+        assert_equal(writer.write(there, ours), write_growing(model, there, sampling_config, theirs))
+    assert writer.captured

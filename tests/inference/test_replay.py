@@ -2,11 +2,11 @@
 
 import copy
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from graphs import WorkAgain, graphs_on_cpu
 
 if not torch.cuda.is_available():
     # Must be known before triton is first imported.
@@ -29,18 +29,14 @@ TOLERANCE = {"cpu": 1e-5, "cuda": 2e-2}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-class Again:
-    """In place of a CUDA graph: does its work whenever it is asked to."""
-
-    def __init__(self, work: Callable[[], None], *, in_memory_of: "Again | None") -> None:
-        self.replay, self.in_memory_of = work, in_memory_of
-        work()
-
-
 @pytest.fixture(autouse=True)
-def _graphs_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(replay, "captured", Again)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[WorkAgain]:
+    """The graphs, where there is no GPU."""
+    return [] if torch.cuda.is_available() else graphs_on_cpu(monkeypatch)
+
+
+def num_graphs(replays: Replays) -> int:
+    return sum(replays._graphed.has_graph(key) for key in replays._shapes)
 
 
 def small_tables(device: str, reset_token: int | None = None, seed: int = 0) -> Tables:
@@ -142,13 +138,28 @@ def test_tables_changed_in_place_are_seen(device: str) -> None:
     same(replays.log_prob(tokens, None), plain(tables).log_prob(tokens.cpu()), device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_shape_first_met_with_a_refused_text_answers_the_next_one(device: str) -> None:
+    tables = small_tables(device)
+    replays = Replays(tables)
+    tokens, _ = texts(device, 0, ragged=False)
+    wrong = tokens.clone()
+    wrong[1, 1] = NUM_WORDS
+    for text in (tokens, wrong, wrong, tokens, wrong, tokens):
+        found = replays.log_prob(text, None)
+        if text is wrong:
+            assert found is None
+        else:
+            same(found, plain(tables).log_prob(tokens.cpu()), device)
+
+
 def test_a_copy_has_graphs_of_its_own() -> None:
     replays = Replays(small_tables("cpu"))
     tokens, _ = texts("cpu", 0, ragged=False)
     for _ in range(3):
         replays.log_prob(tokens, None)
-    assert replays._graphs
-    assert not copy.deepcopy(replays)._graphs
+    assert num_graphs(replays) == 1
+    assert num_graphs(copy.deepcopy(replays)) == 0
 
 
 def test_where_a_gradient_is_asked_for_there_is_no_graph() -> None:
@@ -166,7 +177,8 @@ def test_an_idle_graph_makes_room_and_one_in_use_does_not(monkeypatch: pytest.Mo
     def ask(*lengths: int) -> list[int]:
         for length in lengths:
             assert replays.log_prob(tokens[:, :length].contiguous(), None) is not None
-        return [key[1][0][1] for key in replays._graphs]
+        assert num_graphs(replays) == len(replays._shapes)
+        return [key[1][0][1] for key in replays._shapes]  # type: ignore[index]
 
     assert ask(1, 1, 2, 2, 3, 1, 2, 3) == [1, 2]
     # They share memory and go together; one that was in use is back when it is asked for again.
@@ -180,19 +192,19 @@ def test_a_shape_that_comes_seldom_is_not_captured(monkeypatch: pytest.MonkeyPat
     tokens = torch.randint(NUM_WORDS, (2, 4), generator=torch.Generator().manual_seed(0))
     for length in (1, 2, 3, 4, 1, 2, 3, 4):
         assert replays.log_prob(tokens[:, :length], None) is not None
-    assert not replays._graphs
+    assert num_graphs(replays) == 0
     replays.log_prob(tokens, None)
-    assert len(replays._graphs) == 1
+    assert num_graphs(replays) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a graph does not say whose memory it uses")
-def test_graphs_of_one_hmm_share_their_memory() -> None:
+def test_graphs_of_one_hmm_share_their_memory(made: list[WorkAgain]) -> None:
     replays = Replays(small_tables("cpu"))
     for length in (1, 2, 3):
         for _ in range(2):
             replays.log_prob(torch.zeros(2, length, dtype=torch.int64), None)
-    first, *others = [graph.graph for graph in replays._graphs.values()]
-    assert [graph.in_memory_of for graph in others] == [first, first]  # type: ignore[attr-defined]
+    first, *others = made
+    assert [graph.in_memory_of for graph in others] == [first, first]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -203,7 +215,7 @@ def test_a_graph_made_in_inference_mode_answers_outside_of_it(device: str) -> No
         tokens, _ = texts(device, 0, ragged=False)
         for _ in range(3):
             assert replays.log_prob(tokens, None) is not None
-    assert replays._graphs
+    assert num_graphs(replays) == 1
     tokens, _ = texts(device, 1, ragged=False)
     for inside in (False, True):
         with torch.inference_mode(inside):

@@ -150,8 +150,8 @@ def test_a_step_is_captured_and_learns_as_in_float64(case: str, precision: str, 
             step(window, 1e-3, fresh=number == 0)
         assert float(graphs.loss) == pytest.approx(float(exact.loss), rel=room)
         assert float(graphs.gradient_norm) == pytest.approx(float(exact.gradient_norm), rel=10 * room)
-    assert graphs._graphs is not None
-    assert graphs._graphs._graphs is not None
+    assert graphs._gradients.has_graph()
+    assert graphs._update.has_graph()
 
 
 @pytest.mark.gpu

@@ -113,5 +113,5 @@ def test_a_dense_model_learns_the_same_in_graphs_as_in_float64(
         for step in (graphs, exact):
             step(window, 1e-3, fresh=number == 0 or windows == "independent")
         assert float(graphs.loss) == pytest.approx(float(exact.loss), rel=1e-5)
-    assert graphs._graphs is not None
-    assert graphs._graphs._graphs is not None
+    assert graphs._gradients.has_graph()
+    assert graphs._update.has_graph()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 from vlhmm.baselines.buys_hmm import BuysHMM
 from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.lstm import LSTM
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.precision import float32_products
 from vlhmm.training.schedule import Plateau
-from vlhmm.training.step import EAGER_STEPS, part_of, pinned, reduce_gradients, restore_optimizer
+from vlhmm.training.step import part_of, pinned, reduce_gradients, restore_optimizer
 
 
 class AdamStep:
@@ -45,8 +46,12 @@ class AdamStep:
         self._tokens = torch.zeros(settings.batch_size, settings.window, dtype=torch.int64, device=self.device)
         self._start = model.start_state(settings.batch_size)
         self._state = tuple(value.clone() for value in self._start)
-        self._eager_left = EAGER_STEPS
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphed = Graphed[None](
+            self.device,
+            enabled=settings.graphs,
+            generator=self.noise,
+            launching=partial(float32_products, "tf32", self.device),
+        )
 
     @property
     def rate(self) -> float:
@@ -66,15 +71,7 @@ class AdamStep:
                 group["lr"].fill_(self.rate)
             else:
                 group["lr"] = self.rate
-        if self.device.type != "cuda" or not self.settings.graphs or self._eager_left > 0:
-            self._eager_left -= 1
-            with float32_products("tf32", self.device):
-                self._step()
-            return
-        if self._graph is None:
-            with float32_products("tf32", self.device):
-                self._graph = captured(self._step, self.noise)
-        self._graph.replay()
+        self._graphed(self._step)
 
     def _step(self) -> None:
         scored = self.model(self._tokens, self._state, self.noise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +14,9 @@ from torch import Tensor
 
 from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.layers import State
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.precision import float32_products
 from vlhmm.training.step import part_of, pinned, reduce_gradients
-
-
-@dataclass
-class _Window:
-    """What windows of one length share."""
-
-    tokens: Int[Tensor, "B T"]
-    graph: torch.cuda.CUDAGraph | None = None
 
 
 class AveragedSGDStep:
@@ -41,10 +33,16 @@ class AveragedSGDStep:
         """Of the last step, in nats per token, without the penalties."""
         self._start = model.start_state(settings.batch_size)
         self._state = tuple(value.clone() for value in self._start)
-        self._windows: dict[int, _Window] = {}
-        """Of each length that was met."""
-        self._first_graph: torch.cuda.CUDAGraph | None = None
-        """The others use its memory: only one runs at a time."""
+        self._tokens: dict[int, Int[Tensor, "B T"]] = {}
+        """Of windows of each length that was met."""
+        self._graphed = Graphed[None](
+            self.device,
+            enabled=settings.graphs,
+            # What a length needs first, kernels and plans, is loaded outside of any graph.
+            eager_calls=1,
+            generator=self.noise,
+            launching=partial(float32_products, "tf32", self.device),
+        )
         self.valid_losses: list[float] = []
         self.averages: list[Tensor] | None = None
         """Of all weights since averaging began."""
@@ -55,25 +53,12 @@ class AveragedSGDStep:
         if fresh:
             self._carry(self._start)
         length = tokens.shape[1]
-        # What a length needs first, kernels and plans, is loaded outside of any graph.
-        met_before = length in self._windows
-        if not met_before:
-            self._windows[length] = _Window(torch.empty(tokens.shape, dtype=torch.int64, device=self.device))
-        window = self._windows[length]
-        window.tokens.copy_(pinned(tokens, self.device), non_blocking=True)
-        if self.device.type == "cuda" and self.settings.graphs and met_before:
-            self._graph(window).replay()
-        else:
-            with float32_products("tf32", self.device):
-                self._step(window.tokens)
+        if length not in self._tokens:
+            self._tokens[length] = torch.empty(tokens.shape, dtype=torch.int64, device=self.device)
+        window = self._tokens[length]
+        window.copy_(pinned(tokens, self.device), non_blocking=True)
+        self._graphed(lambda: self._step(window), length)
         self._average()
-
-    def _graph(self, window: _Window) -> torch.cuda.CUDAGraph:
-        if window.graph is None:
-            with float32_products("tf32", self.device):
-                window.graph = captured(lambda: self._step(window.tokens), self.noise, in_memory_of=self._first_graph)
-            self._first_graph = self._first_graph or window.graph
-        return window.graph
 
     def _step(self, tokens: Int[Tensor, "B T"]) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.inference import scan
 from vlhmm.inference.posterior import Counts, Posterior
 from vlhmm.inference.viterbi import Paths
@@ -185,43 +186,34 @@ def _both_ways(fixed: Fixed, text: Text, in_graph: bool, counts: bool) -> tuple[
     return run, gradient
 
 
-class _Graph:
+class _Shape:
     """One query for texts of one shape, in buffers of fixed place."""
 
-    def __init__(
-        self,
-        query: Query,
-        fixed: Fixed,
-        tokens: Int[Tensor, "B T"],
-        lengths: Int[Tensor, " B"],
-        in_memory_of: _Graph | None,
-    ) -> None:
+    def __init__(self, query: Query, fixed: Fixed, tokens: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> None:
         self._query, self._fixed = query, fixed
         self._tokens, self._lengths = tokens.clone(), lengths.clone()
         self._no_past = fixed.no_past(tokens.shape[0])
         refused = torch.zeros(tokens.shape[0], dtype=torch.int8, pin_memory=tokens.is_cuda)
         # The same memory: looked at in less time than a tensor is.
         self._refused, self._seen = refused, refused.numpy()
-        self._found: tuple[Tensor, ...] = ()
         self.asked_at = 0
         """The number of the last question, of all questions."""
-        self.graph: torch.cuda.CUDAGraph = captured(
-            self._work, in_memory_of=None if in_memory_of is None else in_memory_of.graph
-        )
 
-    def _work(self) -> None:
+    def _work(self) -> tuple[Tensor, ...]:
         found = _checked(self._query, self._fixed, self._tokens, self._lengths, self._no_past, in_graph=True)
-        self._found = found.tensors
         self._refused.copy_(found.underflow_level, non_blocking=True)
+        return found.tensors
 
-    def answer(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, ...] | None:
+    def answer(
+        self, graphed: Graphed[tuple[Tensor, ...]], key: Hashable, tokens: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, ...] | None:
         self._tokens.copy_(tokens)
         if lengths is not None:
             self._lengths.copy_(lengths)
-        self.graph.replay()
+        found = graphed(self._work, key)
         # From here to the end of the wait the GPU is at work.
         with torch.cuda.device_of(self._tokens):
-            answers = self._query.answer(self._fixed, self._found)
+            answers = self._query.answer(self._fixed, found)
             if self._tokens.is_cuda:
                 torch.cuda.current_stream().synchronize()
         waiting.check(self._tokens.device)
@@ -248,6 +240,9 @@ class Replays:
         self._asks = 0
         on_gpu = tables.device.type == "cuda"
         self._memory: int = torch.cuda.get_device_properties(tables.device).total_memory if on_gpu else 1 << 62
+        self._graphed = Graphed[tuple[Tensor, ...]](
+            tables.device, eager_calls=1, launching=partial(_to_be_kept, tables)
+        )
         self._forget()
 
     def __reduce__(self) -> tuple[type[Replays], tuple[Tables]]:
@@ -285,33 +280,33 @@ class Replays:
             if self._versions != self._versions_now():
                 self._forget()
             self._asks += 1
-            graph = self._graphs.get(key)
-            if graph is None:
+            shape = self._shapes.get(key)
+            if shape is None:
                 if not self._takes(query, tokens, lengths):
                     return None
                 counts = torch.full(tokens.shape[:1], tokens.shape[1]) if lengths is None else lengths
-                # What is kept must be of use outside of inference mode too.
-                with torch.inference_mode(False), torch.no_grad(), torch.cuda.device_of(self._tables.log_emission):
+                with _to_be_kept(self._tables):
                     return self._by_kernels(key, query, self._placed(tokens), self._placed(counts))
-            self._graphs.move_to_end(key)
-            graph.asked_at = self._asks
-            return graph.answer(tokens, lengths)
+            self._shapes.move_to_end(key)
+            shape.asked_at = self._asks
+            return shape.answer(self._graphed, key, tokens, lengths)
 
     def _by_kernels(self, key: Any, query: Query, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, ...] | None:
-        """By kernels one by one, or, if such texts come again, by a graph: by now its kernels are compiled, and tables prepared."""
-        captures = self._comes_again(key) and self._room_for_one_more(query, tokens)
-        no_past = self._fixed.no_past(tokens.shape[0])
-        found = _checked(query, self._fixed, tokens, lengths, no_past, in_graph=captures)
+        """By kernels one by one, or, if such texts come again, by a graph."""
+        if self._comes_again(key) and self._room_for_one_more(query, tokens):
+            # From now on: a graph reads the buffers that it was captured with.
+            shape = self._shapes[key] = _Shape(query, self._fixed, tokens, lengths)
+            shape.asked_at = self._asks
+            # Eagerly first, which compiles and loads what the graph launches.
+            if shape.answer(self._graphed, key, tokens, lengths) is None:
+                return None
+            return shape.answer(self._graphed, key, tokens, lengths)
+        found = _checked(query, self._fixed, tokens, lengths, self._fixed.no_past(tokens.shape[0]), in_graph=False)
         refused = bool(found.underflow_level.any())
         waiting.check(tokens.device)
         if refused:
             return None
-        if not captures:
-            return query.answer(self._fixed, found.tensors)
-        graph = _Graph(query, self._fixed, tokens, lengths, next(iter(self._graphs.values()), None))
-        graph.asked_at = self._asks
-        self._graphs[key] = graph
-        return graph.answer(tokens, lengths)
+        return query.answer(self._fixed, found.tensors)
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._tables.device, torch.int64).contiguous()
@@ -328,14 +323,15 @@ class Replays:
         them would be captured over and over."""
         if self._room(query, tokens) > available_bytes(self._tables.device):
             return False
-        if len(self._graphs) < MAX_GRAPHS:
+        if len(self._shapes) < MAX_GRAPHS:
             return True
-        oldest = next(iter(self._graphs))
-        if self._asks - self._graphs[oldest].asked_at < IDLE_ASKS:
+        oldest = next(iter(self._shapes))
+        if self._asks - self._shapes[oldest].asked_at < IDLE_ASKS:
             return False
         # All of them: what one leaves in the common memory is seldom of the size that another needs.
-        self._asked |= {key: graph.asked_at for key, graph in self._graphs.items()}
-        self._graphs.clear()
+        self._asked |= {key: shape.asked_at for key, shape in self._shapes.items()}
+        self._shapes.clear()
+        self._graphed.forget()
         return True
 
     def _takes(self, query: Query, tokens: Any, lengths: Any) -> bool:
@@ -359,12 +355,21 @@ class Replays:
         """Tables changed in place: everything is made anew."""
         self._versions = self._versions_now()
         self._fixed = Fixed(self._tables)
-        self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
+        self._graphed.forget()
+        self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
+        """Those that come again."""
         self._asked: dict[Any, int] = {}
         """The number of the last question of a shape that has no graph."""
 
     def _versions_now(self) -> list[int]:
         return [0 if part.is_inference() else part._version for part in self._parts]
+
+
+@contextmanager
+def _to_be_kept(tables: Tables) -> Iterator[None]:
+    """What is made within is of use outside of inference mode too."""
+    with torch.inference_mode(False), torch.no_grad(), torch.cuda.device_of(tables.log_emission):
+        yield
 
 
 def _kind(values: Any) -> Any:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
@@ -25,9 +25,6 @@ from vlhmm.ops.clipping import clip_gradients
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
 from vlhmm.training.settings import TrainSettings
-
-EAGER_STEPS = 3
-"""Steps made before a graph is captured: they compile kernels and make the optimizer's state."""
 
 SMALL = 1 << 18
 """Numbers of a tensor: with fewer a launch of its own costs more than moving them twice."""
@@ -77,7 +74,13 @@ class Step:
         """Given ones, while steps maximize p(x, z): that of the last window's last token, then those of this window."""
         self._kept: Tensor | None
         self._belief: Belief
-        self._graphs: _Graphs | None = None
+        # What the networks' products read, while they are launched or captured.
+        launching = partial(network_products, model.settings.precision, device)
+        self._gradients = Graphed[list[Tensor | None]](
+            device, enabled=settings.graphs, generator=self.generator, launching=launching
+        )
+        # It reads the gradients that the other leaves in its memory, so it has memory of its own.
+        self._update = Graphed[None](device, enabled=settings.graphs, eager_calls=0, launching=launching)
         self._begin_dropout(settings.state_dropout)
 
     def _zeros(self, *shape: int) -> Tensor:
@@ -85,20 +88,18 @@ class Step:
 
     def _begin_dropout(self, dropout: float) -> None:
         """Buffers for as many states as this dropout leaves."""
+        self._forget_graphs()
         self.dropout, device = dropout, self.loss.device
         first = self._draw(torch.Generator(device))
         self._kept = first.states if isinstance(first, StateSubset) else None
         states = self.model.support.states_per_word if self._kept is None else self._kept.shape[1]
         size = self.settings.batch_size
         self._belief = Belief(torch.zeros(size, dtype=torch.int64, device=device), self._zeros(size, states))
-        self._begin_graphs()
 
-    def _begin_graphs(self) -> None:
-        if self._graphs is not None:
-            # Their memory is given back while nothing runs in it. The whole device must not be waited for while another thread captures.
-            torch.cuda.current_stream().synchronize()
-        steady_is_fresh = self.settings.windows == "independent"
-        self._graphs = _Graphs(steady_is_fresh) if self.loss.is_cuda and self.settings.graphs else None
+    def _forget_graphs(self) -> None:
+        """What is captured from now on has other shapes, or another objective."""
+        self._gradients.forget()
+        self._update.forget()
 
     def set_dropout(self, dropout: float) -> None:
         """Another part of the states is left out from now on; the next window has to begin afresh."""
@@ -139,27 +140,33 @@ class Step:
             # Early on the average is short, so that it does not remember the random start.
             decay = min(self.settings.ema, (2 + self.count) / (11 + self.count))
             self._average_weight.fill_(1 - decay)
-        if self._graphs is not None:
-            self._graphs.replay(self, fresh)
-        else:
-            self.run_eagerly(fresh)
+        self._run(fresh)
         self.count += 1
 
-    def run_eagerly(self, fresh: bool) -> None:
-        with self.products():
-            self.make_gradients(fresh)
-            self.reduce_gradients()
-            self.update()
+    def _run(self, fresh: bool) -> None:
+        """Gradients and update. The steady step is two graphs, where its shapes allow; windows that begin a stream anew, once an
+        epoch, run eagerly."""
 
-    def products(self) -> AbstractContextManager[None]:
-        """What the networks' products read, while they are launched or captured."""
-        return network_products(self.model.settings.precision, self.loss.device)
+        def gradients() -> list[Tensor | None]:
+            self.make_gradients(fresh)
+            return [parameter.grad for parameter in self.parameters]
+
+        steady = fresh == (self.settings.windows == "independent")
+        grads = self._gradients(gradients, eagerly=not steady)
+        if steady and not self.static_shapes:
+            # As this step has found: a fresh window may be static where one that goes on from another is not.
+            self._forget_graphs()
+        # An eager step has made gradients elsewhere.
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            parameter.grad = grad
+        self.reduce_gradients()
+        self._update(self.update, eagerly=not self._gradients.replayed)
 
     def _change_objective(self) -> None:
         """From p(x) to p(x, z) or back; a graph holds one of them."""
         size, window = self._tokens.shape
         self._states = self._tokens.new_zeros(size, window + 1) if self._states is None else None
-        self._begin_graphs()
+        self._forget_graphs()
 
     def make_gradients(self, fresh: bool) -> None:
         """The gradient of minus log p(window | what came before) per token, into the parameters' `grad`."""
@@ -260,6 +267,8 @@ class Step:
 
     def restore(self, tensors: dict[str, Tensor], count: int, dropout: float) -> None:
         """What `state` gave, after `count` steps, the last of them with this dropout."""
+        # The optimizer's state is put elsewhere.
+        self._forget_graphs()
         self.count = count
         self.set_dropout(dropout)
         self.generator.set_state(tensors["generator"])
@@ -302,38 +311,3 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-class _Graphs:
-    """The steady step as two CUDA graphs, where its shapes allow. Windows that begin a stream anew, once an epoch, run
-    eagerly.
-
-    The step is given each time: two that hold each other would hold a GPU's memory until Python looks for cycles."""
-
-    def __init__(self, steady_is_fresh: bool) -> None:
-        self._steady_is_fresh = steady_is_fresh
-        self._eager_left = EAGER_STEPS
-        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        self._grads: list[Tensor | None] = []
-
-    def replay(self, step: Step, fresh: bool) -> None:
-        if fresh != self._steady_is_fresh or self._eager_left > 0:
-            step.run_eagerly(fresh)
-            # As this step has found: a fresh window may be static where one that goes on from another is not.
-            self._eager_left -= fresh == self._steady_is_fresh and step.static_shapes
-            return
-        if self._graphs is None:
-            self._graphs = self._captured(step)
-            self._grads = [parameter.grad for parameter in step.parameters]
-        # An eager step has made gradients elsewhere.
-        for parameter, grad in zip(step.parameters, self._grads, strict=True):
-            parameter.grad = grad
-        gradients, update = self._graphs
-        gradients.replay()
-        step.reduce_gradients()
-        update.replay()
-
-    def _captured(self, step: Step) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-        with step.products():
-            gradients = captured(lambda: step.make_gradients(self._steady_is_fresh), step.generator)
-            return gradients, captured(step.update)

@@ -1,12 +1,12 @@
 """From a teacher's vectors to states: which vector belongs to which token, and which states it may get."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from graphs import graphs_on_cpu
 from small_lvd import Blocks, TableTeacher, small_teacher
 from tiny import tiny_corpus
 
@@ -124,21 +124,17 @@ def test_each_token_gets_its_nearest_centroid(teacher: Decoder, corpus: Corpus, 
 
 def test_labels_of_a_graph_are_those_of_each_batch(teacher: Decoder, corpus: Corpus, monkeypatch) -> None:
     """The graph's part is played by the work itself: buffers are filled and read in the right order."""
-
-    class Graph:
-        def __init__(self, work: Callable[[], None]) -> None:
-            self.replay = work
-
-    monkeypatch.setattr("vlhmm.distillation.lvd.assign.captured", Graph)
     support = dense_support(corpus.tokenizer.vocab_size, 7)
     clusters = found(support, corpus.train, teacher)
-    eager, by_graph = (StateLabeller(teacher, clusters, support, VectorSettings()) for _ in range(2))
-    by_graph._may_capture = True
+    eager = StateLabeller(teacher, clusters, support, VectorSettings())
+    made = graphs_on_cpu(monkeypatch)
+    by_graph = StateLabeller(teacher, clusters, support, VectorSettings())
     ids = torch.from_numpy(corpus.train.ids[:640].astype(np.int64))
     # Batches of one size, then of another, then of the first again.
     batches = [*ids.view(10, 4, 16), *ids.view(5, 8, 16), *ids.view(10, 4, 16)]
     labels = [by_graph(batch) for batch in batches]
     assert all(torch.equal(states, eager(batch)) for states, batch in zip(labels, batches, strict=True))
+    assert [graph.replays for graph in made] == [8, 3, 8]
 
 
 def test_states_have_their_centroids_as_embeddings(teacher: Decoder, corpus: Corpus) -> None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.data import Corpus
 from vlhmm.data.atomic import remove_partials
 from vlhmm.data.windows import Epoch
@@ -22,7 +22,7 @@ from vlhmm.distillation.decoder.model import Decoder, decoder_perplexity
 from vlhmm.distillation.decoder.settings import DecoderSettings, DecoderTraining
 from vlhmm.progress import Progress
 from vlhmm.training.schedule import planned_factor
-from vlhmm.training.step import EAGER_STEPS, part_of, pinned, reduce_gradients, restore_optimizer
+from vlhmm.training.step import part_of, pinned, reduce_gradients, restore_optimizer
 from vlhmm.training.trainer import (
     SAVE_SECONDS,
     CheckEvent,
@@ -156,8 +156,7 @@ class DecoderTask:
         self.step, self.best_perplexity = 0, math.inf
         self._tokens = torch.zeros(training.batch_size, training.window, dtype=torch.int64, device=device)
         self._last_loss = torch.zeros((), device=device)
-        self._eager_left = EAGER_STEPS
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphed = Graphed[None](device, enabled=training.graphs)
         self.about = {"decoder": asdict(settings), "training": asdict(training), "corpus": corpus.hash}
 
     def _epoch(self, number: int) -> Epoch:
@@ -186,12 +185,7 @@ class DecoderTask:
             for group in self.optimizer.param_groups:
                 group["lr"] = training.learning_rate * factor
         self._tokens.copy_(pinned(tokens, self._tokens.device), non_blocking=True)
-        if self._tokens.is_cuda and self.training.graphs and self._eager_left == 0:
-            self._graph = self._graph or captured(self._step)
-            self._graph.replay()
-        else:
-            self._step()
-            self._eager_left = max(0, self._eager_left - 1)
+        self._graphed(self._step)
         self.step += 1
 
     def _step(self) -> None:

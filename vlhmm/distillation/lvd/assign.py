@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.data import Tokens
 from vlhmm.distillation.decoder import Decoder
 from vlhmm.distillation.lvd.kmeans import Clusters, KMeansEvent, KMeansSettings, cluster_vectors
@@ -32,8 +32,6 @@ from vlhmm.support import Support
 from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
 from vlhmm.training.trainer import relay
 
-EAGER_BATCHES = 2
-"""Batches labelled before a graph is captured: they load kernels."""
 TILE_BYTES = 1 << 28
 """What the centroids of a batch's words may take at once."""
 
@@ -224,38 +222,23 @@ class StateLabeller:
         self.teacher, self.vectors = teacher, vectors
         self.clusters, self.support = convert(clusters, teacher.device), convert(support, teacher.device)
         self._broken = torch.zeros((), dtype=torch.bool, device=teacher.device)
-        # Of another model nobody knows whether it waits for the device.
-        self._may_capture = teacher.device.type == "cuda" and isinstance(teacher, Decoder)
-        self._eager_left = EAGER_BATCHES
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._tokens, self._states = torch.zeros(0, 0, dtype=torch.int64), torch.zeros(0, 0, dtype=torch.int64)
+        self._graphed = Graphed[Tensor](
+            teacher.device,
+            # Of another model nobody knows whether it waits for the device.
+            enabled=isinstance(teacher, Decoder),
+            eager_calls=2,
+            # Distances in float32, whatever another thread trains in: a state must not depend on what runs beside it.
+            launching=partial(float32_products, "highest", teacher.device),
+        )
+        self._tokens = torch.zeros(0, 0, dtype=torch.int64)
 
     def __call__(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         tokens = tokens.to(self.teacher.device)
-        if not self._may_capture:
-            with self._products():
-                return self._nearest(tokens)
         if tokens.shape != self._tokens.shape:
-            self._tokens, self._eager_left, self._graph = tokens.clone(), EAGER_BATCHES, None
+            self._tokens = tokens.clone()
+            self._graphed.forget()
         self._tokens.copy_(tokens)
-        if self._graph is not None:
-            self._graph.replay()
-        elif self._eager_left:
-            self._eager_left -= 1
-            with self._products():
-                self._label()
-        else:
-            with self._products():
-                self._graph = captured(self._label)
-            self._graph.replay()
-        return self._states.clone()
-
-    def _products(self) -> AbstractContextManager[None]:
-        """Distances in float32, whatever another thread trains in: a state must not depend on what runs beside it."""
-        return float32_products("highest", self.teacher.device)
-
-    def _label(self) -> None:
-        self._states = self._nearest(self._tokens)
+        return self._graphed(lambda: self._nearest(self._tokens)).clone()
 
     @torch.no_grad()
     def _nearest(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:

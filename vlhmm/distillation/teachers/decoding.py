@@ -17,12 +17,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.capture import captured
+from vlhmm.capture import CaptureError, Graphed
 
 CHECK_STEPS = 8
 """Every so many steps it is asked which texts have ended."""
-EAGER_STEPS = 2
-"""Steps made before a graph is captured: they load kernels, and the last is watched for waits."""
 SLOT_MULTIPLE = 16
 """Attention reads rows of a mask without copying them if they are so aligned."""
 ONE_QUERY_ATTENTION = "vlhmm_one_query"
@@ -139,16 +137,15 @@ class StaticCacheGenerator:
         self._writing = torch.ones(num, dtype=torch.bool, device=device)
         # A graph draws from the generator it was captured with.
         self._generator = torch.Generator(device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._may_capture = device.type == "cuda"
-        self._eager_left = EAGER_STEPS
+        # The first step loads kernels, the second is watched for waits.
+        self._graphed = Graphed[None](device, eager_calls=2, generator=self._generator)
 
     def fits(self, prompts: Prompts) -> bool:
         return len(prompts.ids) == self.num and prompts.ids.shape[1] <= self.width
 
     @property
     def captured(self) -> bool:
-        return self._graph is not None
+        return self._graphed.has_graph()
 
     @torch.no_grad()
     def write(self, prompts: Prompts, generator: torch.Generator) -> Drawn:
@@ -181,32 +178,24 @@ class StaticCacheGenerator:
         self._record(_last_logits(self._model, prompts.ids, prompts.attended, prompts.positions, self._cache))
 
     def _advance(self) -> None:
-        if self._graph is None and self._may_capture and self._eager_left == 0:
-            self._capture()
-        if self._graph is not None:
-            self._graph.replay()
-            return
-        if self._may_capture and self._eager_left == 1:
+        if self._graphed.enabled and self._graphed.eager_left() == 1:
             with _waits() as waits:
-                self._step()
+                self._graphed(self._step)
             if waits:
                 self._give_up_graph(f"it waits for the device ({waits[0].message})")
-        else:
-            self._step()
-        self._eager_left = max(0, self._eager_left - 1)
-
-    def _capture(self) -> None:
+            return
         try:
-            self._graph = captured(self._step, self._generator)
-        except RuntimeError as error:
+            self._graphed(self._step)
+        except CaptureError as error:
             # The generator of a capture that failed draws no more.
             state = self._generator.get_state()
             self._generator = torch.Generator(self._model.device)
             self._generator.set_state(state)
             self._give_up_graph(str(error).split("\n")[0])
+            self._graphed(self._step)
 
     def _give_up_graph(self, reason: str) -> None:
-        self._may_capture = False
+        self._graphed.enabled = False
         warnings.warn(
             f"{type(self._model).__name__} cannot be captured as a CUDA graph, so drawing is slow: {reason}",
             stacklevel=2,
