@@ -32,6 +32,9 @@ from bench.errors import ErrorRow, error_rows
 from bench.first_step import FirstStep, first_steps
 from bench.floor import Rates, dense_needs, measure_rates, step_needs
 from bench.grid import cells, draw_grid
+from bench.hang import Phase, cooperative_nodes
+from bench.hang import as_json as hang_json
+from bench.hang import run as provoke_hang
 from bench.largest import largest
 from bench.measure import Result, compare
 from bench.memory import Peak, peaks
@@ -169,6 +172,31 @@ def beside(device: DeviceName = DEFAULT_DEVICE, json_file: JsonFile = None, quic
     found = list(side_by_side(where, quick))
     _shown(Console()).print(beside_table(found))
     _write(json_file, where, begun, measure_rates(where, quick), {"beside": [asdict(one) for one in found]})
+
+
+@app.command()
+def hang(
+    device: DeviceName = DEFAULT_DEVICE,
+    json_file: JsonFile = None,
+    seconds: Annotated[float, typer.Option(help="Of all phases together.")] = 120.0,
+    quick: Quick = False,
+) -> None:
+    """Provokes what might make cooperative kernels wait for ever; exit status 1 where one gave up, 3 where all hung."""
+    begun, where = time.perf_counter(), _device(device)
+    rates, nodes = measure_rates(where, quick), cooperative_nodes(where)
+
+    def write(found: list[Phase]) -> None:
+        for phase in found:
+            print(
+                f"{phase.name}: {phase.outcome} after {phase.seconds} s, steps {phase.steps}",
+                *phase.reports,
+                sep="\n  ",
+            )
+        _write(json_file, where, begun, rates, {"graph": [nodes], "phases": hang_json(found)})
+
+    found = provoke_hang(where, seconds, quick, write)
+    write(found)
+    raise typer.Exit(int(any(phase.outcome != "ended" for phase in found)))
 
 
 @app.command()

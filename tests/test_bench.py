@@ -3,6 +3,7 @@
 import itertools
 import json
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tiny import tiny_corpus
 from torch import Tensor
 from typer.testing import CliRunner
 
-from bench import beside, epoch, errors, first_step, largest, memory
+from bench import beside, epoch, errors, first_step, hang, largest, memory
 from bench.__main__ import app
 from bench.errors import error_rows
 from bench.floor import Needs, Rates
@@ -37,6 +38,7 @@ from bench.workloads import (
     tolerance,
 )
 from vlhmm.models import ModelSettings
+from vlhmm.ops import waiting
 from vlhmm.training.presets import BlockSettings, Recipe
 from vlhmm.training.settings import TrainSettings
 
@@ -268,6 +270,46 @@ def test_constraints_are_compiled_or_refused_with_a_reason(tmp_path: Path) -> No
     # Of every word that tokens can be: 0 to 201 of them.
     assert states["words(10, 200)", "words"] == 202
     assert states["contains_all of 3 words", "words"] == 2**3
+
+
+def test_every_phase_that_might_hang_makes_steps(tmp_path: Path) -> None:
+    file = tmp_path / "hang.json"
+    done = CliRunner().invoke(app, ["hang", "--device", "cpu", "--quick", "--seconds", "1", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert "not cuda" in found["graph"][0]["why_not"]
+    assert [phase["outcome"] for phase in found["phases"]] == ["ended"] * 3
+    assert all(steps > 0 for phase in found["phases"] for steps in phase["steps"].values())
+
+
+def test_a_wait_that_was_given_up_ends_a_phase_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def report_one() -> object:
+        waiting.reports(CPU)[waiting.MAX_PRODUCT] = (4 << 32) | 7
+        return None
+
+    worker = hang.Worker("one", lambda: report_one)
+    monkeypatch.setattr(hang, "phases", lambda device, quick: [("provoked", [worker])])
+    (phase,) = hang.run(CPU, 5, True, lambda found: None)
+    assert phase.outcome == "gave up"
+    assert "max-product: program 3 at step 7" in phase.reports[0]
+
+
+def test_a_phase_without_progress_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(status: int) -> None:
+        raise Ended(str(status))
+
+    release, told = threading.Event(), list[hang.Phase]()
+    worker = hang.Worker("stuck", lambda: lambda: release.wait(60))
+    monkeypatch.setattr(hang, "phases", lambda device, quick: [("provoked", [worker])])
+    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(hang.os, "_exit", end)
+    with pytest.raises(Ended, match="3"):
+        hang.run(CPU, 5, True, told.extend)
+    release.set()
+    assert told[0].outcome == "hung"
 
 
 def test_a_training_that_fails_beside_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

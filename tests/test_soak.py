@@ -1,5 +1,6 @@
 """A part of `make soak`: every query of some two hundred small HMMs against enumeration."""
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,22 @@ def test_every_query_of_many_hmms_equals_enumeration():
     assert lines[0] == "200 HMMs from seed 1000000, float32 and float64 by turns, on cpu"
     for line in lines[2:]:
         assert line.split()[1:4] == ["200", "0", "0"], line
+
+
+def test_processes_share_the_cases_and_the_counts_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "soak.json"
+    found = run("--cases", "7", "--seed", "3", "--processes", "2", "--query", "log_prob", "--json", str(file))
+    assert found.returncode == 0, found.stdout + found.stderr
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert {held: of["number"] for held, of in record["cases"].items()} == {"float32": 3, "float64": 4}
+    assert record["outcomes"]["float64"]["log_prob"] == {"right": 4, "wrong": 0, "error": 0}
+    assert record["cases"]["float64"]["tolerance"] == 1e-9
+
+
+def test_cases_that_there_was_no_time_for_are_said():
+    found = run("--cases", "5", "--seconds", "0", "--query", "log_prob")
+    assert found.returncode == 1
+    assert "of 5 cases were not run within 0 s" in found.stdout
 
 
 def test_a_wrong_answer_is_found_and_can_be_asked_for_again(tmp_path):

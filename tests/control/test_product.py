@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,6 +181,48 @@ def test_states_that_lie_farther_apart_than_any_float(dtype: torch.dtype) -> Non
     faded = Belief(torch.tensor([1]), torch.tensor([[0.0, -2000.0]], dtype=dtype))
     log_ahead = TransitionMatrix(hmm.tables).log_ahead(faded)
     assert log_ahead[0].tolist() == [0.0, -2000.0]
+
+
+def log_prob_of_all_paths(tables: Tables, words: list[int]) -> float:
+    """By sums of logs: the oracle has emissions as probabilities, which would be 0 here."""
+    log_start, log_emission = tables.log_start.double().tolist(), tables.log_emission.double().tolist()
+    log_moves = tables.transition.log_rows(torch.arange(tables.num_states)).double().tolist()
+    paths = []
+    for states in itertools.product(range(tables.num_states), repeat=len(words)):
+        log_prob = 0.0
+        for t, (state, word) in enumerate(zip(states, words, strict=True)):
+            begins = t == 0 or words[t - 1] == tables.reset_token
+            log_prob += (log_start if begins else log_moves[states[t - 1]])[state] + log_emission[word][state]
+        paths.append(log_prob)
+    return float(log_sum(np.array(paths), axis=0))
+
+
+@every_dtype
+@pytest.mark.parametrize("reset_token", [None, 0])
+def test_emissions_beneath_every_float_count(dtype: torch.dtype, reset_token: int | None) -> None:
+    """Words 1 and 2 have e^-800 and e^-801 in every state, and alone meet the constraint; or word 1 is one of many ways, of which the others
+    are beneath the range of float64 too."""
+    log_emission = torch.tensor([[0.0, -800.0, -801.0], [0.0, -900.0, -2000.0]], dtype=dtype)
+    tables = replace(
+        HMM.from_probabilities(
+            [0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]], np.full((2, 3), 1 / 3), dtype=dtype, reset_token=reset_token
+        ).tables,
+        log_emission=log_emission.T.contiguous(),
+    )
+    for accepted_words in ({1, 2}, {2}, {0, 2}):
+        moves = torch.tensor([[0 if word in accepted_words else 1 for word in range(3)], [1, 1, 1]])
+        automaton = Automaton(torch.arange(3), moves, 0, torch.tensor([True, False]))
+        ahead = lookahead(tables, automaton, LENGTH)
+        for prefix in ([], [0], [0, 1]):
+            texts = itertools.product(sorted(accepted_words), repeat=LENGTH)
+            log_probs = [log_prob_of_all_paths(tables, [*prefix, *text]) for text in texts]
+            expected = float(log_sum(np.array(log_probs), axis=0)) - log_prob_of_all_paths(tables, prefix)
+            belief = HMM(tables).filter([prefix]).belief if prefix else None
+            found = ahead.log_prob(tables, belief, LENGTH).item()
+            assert found == pytest.approx(expected, rel=TOLERANCE[dtype], abs=TOLERANCE[dtype]), (
+                accepted_words,
+                prefix,
+            )
 
 
 def test_any_constraint_of_an_ugly_hmm() -> None:

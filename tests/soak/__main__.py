@@ -3,61 +3,77 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from tests.soak.cases import Case, draw_case
+from tests.soak.cases import TOLERANCE
 from tests.soak.checks import CHECKS
+from tests.soak.running import DTYPES, PRECISIONS, Counts, run
+from vlhmm.provenance import commit_of_source, device_name, versions
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-MAX_SHOWN, MAX_REASON = 50, 300
+MAX_SHOWN = 50
+OUTCOMES = ("right", "wrong", "error")
 
 
 def main() -> int:
     options = _options()
-    torch.set_num_threads(1)
-    counts: Counter[tuple[str, str]] = Counter()
-    seconds: Counter[str] = Counter()
-    failures = 0
-    for seed in range(options.seed, options.seed + options.cases):
-        dtype = options.dtype or list(DTYPES)[seed % 2]
-        case = draw_case(seed, DTYPES[dtype], options.device, options.precision)
-        for name in options.query or CHECKS:
-            began = time.perf_counter()
-            outcome, reason = _outcome(CHECKS[name], case)
-            seconds[name] += time.perf_counter() - began
-            counts[name, outcome] += 1
-            if outcome == "right":
-                continue
-            failures += 1
-            if failures <= MAX_SHOWN:
-                command = f"python -m tests.soak --cases 1 --seed {seed} --dtype {dtype} --query {name}"
-                if options.device != "cpu":
-                    command += f" --device {options.device} --precision {options.precision}"
-                print(f"{outcome}: {case.kind}, window {case.window}: {reason}\n  {command}", flush=True)
+    begun = time.perf_counter()
+    counts = Counts()
+    for part in run(options):
+        for failure in part.failures:
+            if len(counts.failures) < MAX_SHOWN:
+                print(failure, flush=True)
+            counts.failures.append(failure)
+        part.failures = []
+        counts.add(part)
+    seconds = time.perf_counter() - begun
+    num_cases = counts.cases.total()
     dtypes = options.dtype or " and ".join(DTYPES) + " by turns"
-    print(f"{options.cases} HMMs from seed {options.seed}, {dtypes}, on {options.device}")
+    print(f"{num_cases} HMMs from seed {options.seed}, {dtypes}, on {options.device}")
+    if options.device != "cpu" or options.processes > 1:
+        held = ", ".join(f"{number} to {TOLERANCE[name]:g} ({name})" for name, number in sorted(counts.cases.items()))
+        print(f"{held}; {options.processes} processes, {seconds:.0f} s")
     print(f"{'query':<26}{'right':>9}{'wrong':>9}{'error':>9}{'seconds':>9}")
     for name in options.query or CHECKS:
-        found = "".join(f"{counts[name, outcome]:>9}" for outcome in ("right", "wrong", "error"))
-        print(f"{name:<26}{found}{seconds[name]:>9.1f}")
-    return 1 if failures else 0
+        found = "".join(f"{_count(counts, name, outcome):>9}" for outcome in OUTCOMES)
+        print(f"{name:<26}{found}{counts.seconds[name]:>9.1f}")
+    if num_cases < options.cases:
+        print(f"{options.cases - num_cases} of {options.cases} cases were not run within {options.seconds:g} s")
+    if options.json is not None:
+        options.json.write_text(json.dumps(_record(options, counts, seconds), indent=1) + "\n", encoding="utf-8")
+    return 1 if counts.failures or num_cases < options.cases else 0
 
 
-def _outcome(check: Callable[[Case], None], case: Case) -> tuple[str, str]:
-    with np.errstate(divide="ignore"):
-        try:
-            check(case)
-        except AssertionError as error:
-            return "wrong", " ".join(str(error).split())[:MAX_REASON]
-        except Exception as error:
-            return "error", f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_REASON]}"
-    return "right", ""
+def _count(counts: Counts, query: str, outcome: str) -> int:
+    return sum(counts.outcomes[query, outcome, held] for held in TOLERANCE)
+
+
+def _record(options: argparse.Namespace, counts: Counts, seconds: float) -> dict[str, Any]:
+    device = torch.device(options.device)
+    return {
+        "command": " ".join(["python", "-m", "tests.soak", *sys.argv[1:]]),
+        "commit": commit_of_source(),
+        "device": device_name(device),
+        "versions": versions(),
+        "seed": options.seed,
+        "processes": options.processes,
+        "seconds": round(seconds, 1),
+        "cases": {held: {"number": number, "tolerance": TOLERANCE[held]} for held, number in counts.cases.items()},
+        "outcomes": {
+            held: {
+                name: {outcome: counts.outcomes[name, outcome, held] for outcome in OUTCOMES}
+                for name in options.query or CHECKS
+            }
+            for held in counts.cases
+        },
+        "failures": counts.failures,
+    }
 
 
 def _options() -> argparse.Namespace:
@@ -67,8 +83,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, help="default: by turns, float32 where the seed is even")
     parser.add_argument("--query", choices=CHECKS, action="append", help="may be repeated; default: all")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--precision", choices=["highest", "tf32", "bf16"], default="highest", help="on a GPU")
-    return parser.parse_args()
+    parser.add_argument("--precision", choices=[*PRECISIONS, "turns"], default="highest", help="on a GPU")
+    parser.add_argument("--processes", type=int, default=1, help="that share the cases (default 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=np.inf, help="then no case is begun; status 1 where some are left"
+    )
+    parser.add_argument("--json", type=Path, help="write counts by outcome there")
+    options = parser.parse_args()
+    if min(options.cases, options.processes) < 1:
+        parser.error("--cases and --processes must be at least 1")
+    return options
 
 
 if __name__ == "__main__":

@@ -74,7 +74,12 @@ class Case:
     cut: int
     """Where the texts that are carried on, all of one length, are cut."""
     window: int | None
-    relative: float
+    held_to: str
+    """A key of `TOLERANCE`."""
+
+    @property
+    def relative(self) -> float:
+        return TOLERANCE[self.held_to]
 
     @property
     def oracle(self) -> Oracle:
@@ -130,5 +135,5 @@ def draw_case(seed: int, dtype: torch.dtype, device: str = "cpu", precision: str
         texts=texts,
         cut=int(random.integers(1, lengths[0])),
         window=[None, 1, 2, 3][random.integers(4)],
-        relative=TOLERANCE[reads],
+        held_to=reads,
     )

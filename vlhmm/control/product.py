@@ -36,6 +36,11 @@ HEADROOM = 500 * math.log(2)
 log space."""
 
 
+PRECISE_BESIDE_LOST = 2.0**-400
+"""Where emissions are so small that float64 loses them (2^-1022), sums below that are done again in log space: what a lost one is multiplied
+with is at most 2^500, so that as many as a vocabulary has are beneath the rounding of what is larger."""
+
+
 class TransitionMatrix:
     """Products with A in float64: stored whole where that takes at most a quarter of the memory, else made a few rows at a time."""
 
@@ -185,13 +190,26 @@ def lookahead(
     source, target = source.to(device), target.to(device)
     start = tables.log_start.double().exp()
     reset = _reset(tables, automaton)
+    smallest_emission = _smallest(tables.log_emission)
+    lost = smallest_emission < math.log(torch.finfo(torch.float64).tiny)
+    precise = PRECISE_BESIDE_LOST if lost else PRECISE
 
     @cache
     def smallest_factor() -> float:
         """What a step multiplies with, at least."""
-        of_reset = math.inf if reset is None else _smallest(reset.probs.log())
         moves = min(transition.smallest_log, _smallest(tables.log_start))
-        return min(_smallest(weights.log()), of_reset) + moves
+        return smallest_emission + moves
+
+    @cache
+    def log_of_class() -> Float[Tensor, "C Z"]:
+        return log_class_sums(tables, automaton)
+
+    def log_weights(edges: Int[Tensor, " L"]) -> Float[Tensor, "L Z"]:
+        """log W of these edges, whatever its range."""
+        if not lost:
+            return weights[edges].log()
+        members = automaton.next_state.to(device)[source[edges]] == target[edges, None]
+        return torch.stack([log_of_class()[classes].logsumexp(0) for classes in members])
 
     accepting = automaton.accepting.to(device)
     after = torch.zeros(num_states, dtype=torch.float64, device=device) if log_after is None else log_after.double()
@@ -211,7 +229,9 @@ def lookahead(
         anew = torch.full_like(best, -torch.inf) if reset is None else now_anew[reset.next_state]
         peak = anew.scatter_reduce(0, source, best[target], "amax")
         shift = torch.where(peak.isinf(), 0.0, peak) - HEADROOM
-        follow = torch.zeros_like(now) if reset is None else reset.probs * (anew - shift).exp()[:, None]
+        follow = torch.zeros_like(now)
+        if reset is not None:
+            follow += reset.log_probs.exp() * (anew - shift).exp()[:, None]
         for first in range(0, len(source), edges_at_once):
             part = slice(first, first + edges_at_once)
             worth = (now[target[part]] - shift[source[part], None]).exp_()
@@ -221,16 +241,16 @@ def lookahead(
         open_states = (reachable[left] & ~certain).nonzero()[:, 0].to(device)
         followed = transition.times(follow[open_states].T).T
         log_begun, log_followed = begun.log() + shift, followed.log() + shift[open_states, None]
-        small = (followed < PRECISE).any(1) | (begun[open_states] < PRECISE)
+        small = (followed < precise).any(1) | (begun[open_states] < precise)
         # A sum may be zero because nothing is possible there.
-        if bool(small.any()) and _smallest(now) - float(shift.max()) + smallest_factor() < math.log(PRECISE):
-            log_reset = None if reset is None else reset.probs.log()
+        range_left = _smallest(now) - float(shift.max())
+        if bool(small.any()) and (lost or range_left + smallest_factor() < math.log(PRECISE)):
             for place in small.nonzero()[:, 0].tolist():
                 state = open_states[place]
                 leaving = (source == state).nonzero()[:, 0]
-                log_follow = (now[target[leaving]] + weights[leaving].log()).logsumexp(0)
-                if log_reset is not None:
-                    log_follow = torch.logaddexp(log_follow, log_reset + anew[state])
+                log_follow = (now[target[leaving]] + log_weights(leaving)).logsumexp(0)
+                if reset is not None:
+                    log_follow = torch.logaddexp(log_follow, reset.log_probs + anew[state])
                 log_begun[state] = (tables.log_start.double() + log_follow).logsumexp(0)
                 log_followed[place] = transition.log_times(log_follow)
         now = torch.where(certain.to(device), 0.0, -torch.inf).double()[:, None].repeat(1, num_states)
@@ -288,10 +308,34 @@ def class_sums(tables: Tables, automaton: Automaton) -> Float[Tensor, "C Z"]:
     return sums.view(num_classes, num_states)
 
 
+def log_class_sums(tables: Tables, automaton: Automaton) -> Float[Tensor, "C Z"]:
+    """The logs of `class_sums`, of sums beneath every float too: each is measured against the largest of its tokens."""
+    support, device = tables.support, tables.device
+    num_classes, num_states = automaton.num_classes, tables.num_states
+    class_of_token = automaton.class_of_token.to(device)
+    at_once = max(1, CHUNK_BYTES // (8 * support.states_per_word))
+
+    def parts() -> Iterator[tuple[Int[Tensor, " N"], Float[Tensor, " N"]]]:
+        for words in torch.arange(tables.num_words, device=device).split(at_once):
+            log_probs = tables.log_emission[words].double()
+            if tables.reset_token is not None:
+                log_probs[words == tables.reset_token] = -torch.inf
+            yield (class_of_token[words, None] * num_states + support.states_of(words)).flatten(), log_probs.flatten()
+
+    peaks = torch.full((num_classes * num_states,), -torch.inf, dtype=torch.float64, device=device)
+    for cell, log_probs in parts():
+        peaks.scatter_reduce_(0, cell, log_probs, "amax")
+    shift = torch.where(peaks.isinf(), 0.0, peaks)
+    sums = torch.zeros_like(peaks)
+    for cell, log_probs in parts():
+        sums.index_add_(0, cell, (log_probs - shift[cell]).exp())
+    return (sums.log() + shift).view(num_classes, num_states)
+
+
 @dataclass(frozen=True)
 class _Reset:
-    probs: Float[Tensor, " Z"]
-    """B(z, r)."""
+    log_probs: Float[Tensor, " Z"]
+    """log B(z, r)."""
     next_state: Int[Tensor, " S"]
     """Where r leads the automaton."""
 
@@ -300,9 +344,9 @@ def _reset(tables: Tables, automaton: Automaton) -> _Reset | None:
     token, support = tables.reset_token, tables.support
     if token is None:
         return None
-    probs = torch.zeros(tables.num_states, dtype=torch.float64, device=tables.device)
-    probs[support.states_of_group[support.group_of_word[token]]] = tables.log_emission[token].double().exp()
-    return _Reset(probs, automaton.next_state[:, automaton.class_of_token[token]].to(tables.device))
+    log_probs = torch.full((tables.num_states,), -torch.inf, dtype=torch.float64, device=tables.device)
+    log_probs[support.states_of_group[support.group_of_word[token]]] = tables.log_emission[token].double()
+    return _Reset(log_probs, automaton.next_state[:, automaton.class_of_token[token]].to(tables.device))
 
 
 def _certain(automaton: Automaton) -> Bool[Tensor, " S"]:
