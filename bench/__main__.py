@@ -223,7 +223,7 @@ def serve(
     clients: Annotated[str, typer.Option(help="Numbers of clients, with commas.")] = "1,8,64,256",
     seconds: Annotated[float, typer.Option(help="For each number of clients.")] = 10.0,
     overload: Annotated[int, typer.Option(help="Clients of an overload; 0: none.")] = 1024,
-    soak: Annotated[float, typer.Option(help="Minutes in which memory is watched; 0: none.")] = 0.0,
+    soak: Annotated[float, typer.Option(help="Minutes of overload in which memory is watched; 0: none.")] = 0.0,
     prompt: Annotated[str, typer.Option(help="What every request continues.")] = "return the",
     states: Annotated[int, typer.Option(help="Of the untrained model.")] = 4096,
     max_requests: Annotated[int, typer.Option(help="Requests at a time that the server takes.")] = 512,
@@ -249,10 +249,11 @@ def serve(
             shown = _shown(console)
             shown.print(load_table(loads))
             if soak:
-                held = memory_under_load(url, pid, 64, soak, prompt)
+                held = memory_under_load(url, pid, overload or max(numbers), soak, prompt)
                 parts["memory"] = [asdict(held)]
+                shown.print(load_table([held.load]))
                 shown.print(
-                    f"memory over {soak:g} minutes at 64 clients: {held.first_mib:,.0f} MiB after a tenth, "
+                    f"memory over these {soak:g} minutes: {held.first_mib:,.0f} MiB after a tenth, "
                     f"{held.last_mib:,.0f} MiB at the end, {held.highest_mib:,.0f} MiB at most"
                 )
         _write(json_file, where, begun, measure_rates(where, quick=True), parts)

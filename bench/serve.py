@@ -30,8 +30,9 @@ WARM_SECONDS = 2.0
 STARTED = re.compile(r"serving .* at (http://\S+)")
 NEW_TOKENS = 16
 SAMPLE_SECONDS = 5.0
-RETRY_SECONDS = 0.05
-"""A client that was sent away with 429 comes back sooner than it was asked to: an overload is meant to be one."""
+RETRY_SECONDS = 0.5
+"""A client that was sent away with 429 comes back sooner than it was asked to: an overload is meant to be one. Much sooner, and the
+clients would take the processors from the server."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Load:
 class Memory:
     """Memory of the server under constant load."""
 
-    clients: int
+    load: Load
+    """What the clients saw meanwhile."""
     minutes: float
     first_mib: float
     """After a tenth of the time."""
@@ -162,16 +164,17 @@ def memory_under_load(url: str, pid: int, clients: int, minutes: float, prompt: 
             samples.append(_resident_mib(pid))
             await asyncio.sleep(min(SAMPLE_SECONDS, 6 * minutes))
 
-    async def both() -> None:
+    async def both() -> Load:
         sampling = asyncio.create_task(sample())
-        await _under_load(url, clients, 60 * minutes, prompt, NEW_TOKENS)
+        load = await _under_load(url, clients, 60 * minutes, prompt, NEW_TOKENS)
         sampling.cancel()
         with suppress(asyncio.CancelledError):
             await sampling
+        return load
 
-    asyncio.run(both())
+    load = asyncio.run(both())
     first = samples[len(samples) // 10]
-    return Memory(clients, minutes, first, samples[-1], max(samples), [round(one, 1) for one in samples])
+    return Memory(load, minutes, first, samples[-1], max(samples), [round(one, 1) for one in samples])
 
 
 def _resident_mib(pid: int) -> float:

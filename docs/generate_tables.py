@@ -44,6 +44,7 @@ _MAKERS: dict[str, Callable[..., str]] = {
         measurements.control_distillation,
         measurements.own_text,
         measurements.own_text_cost,
+        measurements.serve_load,
     )
 }
 

@@ -279,5 +279,32 @@ def _own_text_results() -> list[dict[str, Any]]:
     return sorted(found, key=lambda result: float(result["megabytes"]))
 
 
+def serve_load(device: str) -> str:
+    """Load on the server on a "cpu" or one "h200"; a machine that was not measured yet has no rows."""
+    path = f"bench/results/serve-{device}.json"
+    found = read_json(path) if (ROOT / path).is_file() else {"serve": []}
+    loads = [*found["serve"], *(soak["load"] for soak in found.get("memory", []))]
+    rows = [
+        [
+            f"{load['clients']:,}",
+            f"{load['seconds']:,.0f}",
+            f"{load['requests_per_second']:,.1f}",
+            f"{load['tokens_per_second']:,.0f}",
+            *("-" if load[name] is None else f"{load[name]:,.0f}" for name in ("p50_ms", "p95_ms", "p99_ms")),
+            ", ".join(f"{status}: {count:,}" for status, count in sorted(load["statuses"].items())),
+        ]
+        for load in loads
+    ]
+    headings = ["clients", "s", "requests / s", "tokens / s", "p50 ms", "p95 ms", "p99 ms", "answers by status"]
+    lines = markdown_table(headings, rows or [["not measured yet", *["-"] * 7]])
+    for soak in found.get("memory", []):
+        lines += (
+            f"\nMemory of the server over {soak['minutes']:g} minutes of {soak['load']['clients']:,} clients: "
+            f"{soak['first_mib']:,.0f} MiB after a tenth of them, {soak['last_mib']:,.0f} MiB at the end, "
+            f"{soak['highest_mib']:,.0f} MiB at most.\n"
+        )
+    return lines
+
+
 def _percent(ours: float, theirs: float) -> str:
     return f"{100 * (ours / theirs - 1):+.1f} %"
