@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vlhmm.baselines import training as baselines
-from vlhmm.baselines.settings import BaselineSettings
+from vlhmm.training.baseline_settings import BaselineSettings
 from vlhmm.capture import captured
 from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch

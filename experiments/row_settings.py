@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from vlhmm.baselines.settings import (
+from vlhmm.training.baseline_settings import (
     AWDLSTMSettings,
     BaselineSettings,
     BuysHMMSettings,

@@ -92,7 +92,19 @@ def _figures(results: Mapping[str, Any]) -> str:
 
 
 def _training(about: Mapping[str, Any], results: Mapping[str, Any]) -> str:
-    names = ("train_seconds", "step", "stopped", "device", "seed", "command", "vlhmm", "torch", "python")
+    names = (
+        "train_seconds",
+        "stage_seconds",
+        "total_seconds",
+        "step",
+        "stopped",
+        "device",
+        "seed",
+        "command",
+        "vlhmm",
+        "torch",
+        "python",
+    )
     told = {name: results[name] for name in names if results.get(name) is not None}
     if isinstance(told.get("train_seconds"), int | float):
         told["train_seconds"] = f"{told['train_seconds']:,.1f}"
