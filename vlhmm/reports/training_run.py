@@ -101,6 +101,7 @@ def train_and_report(
             command=command,
             joint=joint,
             samples=samples,
+            score_held_out=score_held_out,
         )
     )
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,10 +75,8 @@ class Continued:
     """Means over rows, where all are of one length."""
 
 
-class Continues(Protocol):
-    """A teacher that continues texts."""
-
-    def __call__(self, prefixes: Int[Tensor, "B P"], seed: int) -> Continued: ...
+Continues = Callable[[Int[Tensor, "B P"], int], Continued]
+"""A teacher that continues prefixes, by a seed."""
 
 
 def baseline_writer(model: Baseline, settings: ContinuationSettings) -> Continues:
