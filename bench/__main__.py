@@ -2,6 +2,7 @@
 
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
 `python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
+`python -m bench profile`: where the time of a call goes, kernel by kernel.
 `python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
 """
 
@@ -37,6 +38,7 @@ from bench.memory import Peak, peaks
 from bench.ours import QUERY_PRECISION, Ours, step_inputs, timed_step
 from bench.peers import PEERS, Engine, installed
 from bench.plots import draw_scaling
+from bench.profiling import kernel_table, part_table, profile_of, profiled
 from bench.report import Epoch, Row, about, table
 from bench.report_checks import (
     beside_table,
@@ -109,7 +111,7 @@ def main(
                     dense_row(work, sizes, where, rates, repeat, peers, precision)
                     for sizes in dense_sizes(work, where, quick, numbers)
                 ]
-            case "W3" | "W3b":
+            case "W3" | "W3b" | "W3c" | "W3d" | "W3e":
                 rows.append(step_row(work, step_sizes(work, quick), where, rates, repeat, peers))
             case "PTB" | "PTBb":
                 epochs.append(run_epoch(work, where, steps=40 if quick else None))
@@ -244,6 +246,32 @@ def grid(
         # After each: what is stopped half way keeps what it has measured.
         _write(json_file, where, begun, rates, {"grid": [asdict(one) for one in found]})
     _shown(Console()).print(grid_table(found))
+
+
+@app.command()
+def profile(
+    device: DeviceName = DEFAULT_DEVICE,
+    json_file: JsonFile = None,
+    only: Annotated[str, typer.Option(help=f"Some of {', '.join(profiled)}, with commas.")] = "W3c,W3d,W3e,W3b",
+    states: Annotated[int, typer.Option(min=1, help="Number of states for W1, W2, W4, W5.")] = 512,
+    repeat: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 30,
+    quick: Quick = False,
+) -> None:
+    """The time of a call, of each kernel in it, and what its parts need at least."""
+    begun = time.perf_counter()
+    where = _device(device)
+    works = tuple(name.strip() for name in only.split(","))
+    unknown = [name for name in works if name not in profiled]
+    if unknown:
+        raise typer.BadParameter(f"unknown work {unknown[0]!r}; known are {', '.join(profiled)}")
+    rates = measure_rates(where, quick)
+    shown = _shown(Console())
+    found = []
+    for work in works:
+        found.append(profile_of(work, where, rates, states, repeat, quick))
+        shown.print(kernel_table(found[-1]))
+        shown.print(part_table(found[-1]))
+        _write(json_file, where, begun, rates, {"profiles": [asdict(one) for one in found]})
 
 
 @app.command()

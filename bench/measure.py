@@ -66,7 +66,7 @@ def compare(
     for _ in range(repeat):
         for name, timed in right.items():
             if sum(taken[name]) < MAX_SECONDS:
-                # The caches are those of the engine before: only the second time is it in its stride.
+                # The caches still hold the data of the engine before; the second call finds its own.
                 timed.run()
                 taken[name].append(seconds_of(timed.run, device))
     for name, seconds in taken.items():

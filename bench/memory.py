@@ -50,9 +50,9 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
     # A step and its graphs refer to each other.
     gc.collect()
     if device.type == "cpu":
-        before = _most_resident()
+        before = _peak_resident()
         call()
-        return _most_resident() - before
+        return _peak_resident() - before
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
@@ -62,7 +62,7 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _most_resident() -> int:
+def _peak_resident() -> int:
     import resource
 
     # Kilobytes, but on macOS bytes.

@@ -24,7 +24,8 @@ NAME = "the original's method, eager"
 class EagerTraining:
     """Only the networks are shared with the package: what they feed is written out here."""
 
-    def __init__(self, inputs: StepInputs, dtype: torch.dtype) -> None:
+    def __init__(self, inputs: StepInputs, dtype: torch.dtype, whole_tables: bool = True) -> None:
+        self.whole_tables = whole_tables
         self.model = copy.deepcopy(inputs.model).to(dtype)
         # The networks as in our own training.
         self.numerics = Numerics.training(self.model.settings.precision)
@@ -43,18 +44,16 @@ class EagerTraining:
         features = model.encoder.features(states, numerics=self.numerics)
         num_blocks, per_block = kept.states.shape
         block = model.group_of_word[tokens]
-        log_transition = _log_transition(model, features.out, features.into, num_blocks)
         log_emission = _log_emission(model, features.emit, per_block)
         emitted = log_emission.view(num_blocks, per_block, -1)[block, :, tokens]
-        tiles = log_transition.view(num_blocks, per_block, num_blocks, per_block)[block[:, :-1], :, block[:, 1:]]
+        tiles = self._log_tiles(features.out, features.into, num_blocks, block[:, :-1], block[:, 1:])
         if self.previous is None:
             log_start = model.start(states, features.start, None).view(num_blocks, per_block)
             message = log_start[block[:, 0]]
         else:
             before, last_block, log_belief = self.previous
             out = model.encoder.out(before.states.flatten(), self.numerics)
-            entering = _log_transition(model, out, features.into, num_blocks)
-            entering = entering.view(num_blocks, -1, num_blocks, per_block)[last_block, :, block[:, 0]]
+            entering = self._log_tiles(out, features.into, num_blocks, last_block, block[:, 0])
             message = (log_belief[:, :, None] + entering).logsumexp(1)
         message = _last_message(message, tiles, emitted)
         log_prob = message.logsumexp(1)
@@ -64,6 +63,24 @@ class EagerTraining:
         self.optimizer.step()
         self.previous = kept, block[:, -1], (message - log_prob[:, None]).detach()
         return float(loss.detach())
+
+    def _log_tiles(
+        self,
+        out: Float[Tensor, "N H"],
+        into: Float[Tensor, "Y H"],
+        num_blocks: int,
+        left: Int[Tensor, "*positions"],
+        entered: Int[Tensor, "*positions"],
+    ) -> Float[Tensor, "*positions K K"]:
+        """log p(z' | z) from the states of a block to those of another."""
+        head = self.model.transition
+        if self.whole_tables or not isinstance(head, BlockFactoredHead):
+            log_transition = _log_transition(self.model, out, into, num_blocks)
+            return log_transition.view(num_blocks, -1, num_blocks, into.shape[0] // num_blocks)[left, :, entered]
+        out, into = out.view(num_blocks, -1, out.shape[1]), into.view(num_blocks, -1, into.shape[1])
+        within = ((out[left] * head.out_scale) @ into[entered].mT).log_softmax(-1)
+        log_block: Tensor = head.block(out).log_softmax(-1)
+        return log_block[left, :, entered][..., None] + within
 
 
 @torch.no_grad()
@@ -114,7 +131,8 @@ def _log_emission(model: Model, emit: Float[Tensor, "N H"], per_block: int) -> F
 
 def losses(inputs: StepInputs, kept: list[StateSubset], dtype: torch.dtype) -> Float[Tensor, " S"]:
     """The losses of the first steps, with the states that each keeps given."""
-    training = EagerTraining(inputs, dtype)
+    # The whole table of 2^18 states would need 300 GB.
+    training = EagerTraining(inputs, dtype, whole_tables=False)
     steps = zip(inputs.windows[:STEPS_CHECKED], kept, strict=True)
     return torch.tensor([training.step(window, states) for window, states in steps], dtype=torch.float64)
 

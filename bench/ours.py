@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -110,10 +110,13 @@ def step_model(
     return model.to(device)
 
 
-def step_inputs(sizes: StepSizes, device: torch.device, seed: int = 0, num_windows: int = NUM_WINDOWS) -> StepInputs:
+def step_inputs(
+    sizes: StepSizes, device: torch.device, seed: int = 0, num_windows: int = NUM_WINDOWS, **settings: Any
+) -> StepInputs:
+    """`settings`: fields of `TrainSettings` other than the benchmark's own."""
     generator = torch.Generator().manual_seed(seed)
     model = step_model(sizes, device, generator)
-    settings = TrainSettings(
+    chosen = TrainSettings(
         learning_rate=1e-3,
         batch_size=sizes.batch,
         window=sizes.window,
@@ -123,7 +126,7 @@ def step_inputs(sizes: StepSizes, device: torch.device, seed: int = 0, num_windo
         seed=seed,
     )
     windows = torch.randint(sizes.num_words, (num_windows, sizes.batch, sizes.window), generator=generator)
-    return StepInputs(sizes, model, settings, list(windows.to(device)))
+    return StepInputs(sizes, model, replace(chosen, **settings), list(windows.to(device)))
 
 
 def first_steps(inputs: StepInputs) -> tuple[Float[Tensor, " S"], list[StateSubset]]:

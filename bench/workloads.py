@@ -14,7 +14,7 @@ from torch import Tensor
 from vlhmm.precision import Precision
 
 Work = Literal["W1", "W2", "W4", "W5"]
-Step = Literal["W3", "W3b"]
+Step = Literal["W3", "W3b", "W3c", "W3d", "W3e"]
 TransitionKind = Literal["softmax", "block-factored"]
 Answer = dict[str, Tensor]
 
@@ -23,6 +23,9 @@ TITLES: dict[str, str] = {
     "W2": "gradient or expected counts",
     "W3": "training step, softmax",
     "W3b": "training step, block-factored",
+    "W3c": "training step, 512 blocks",
+    "W3d": "training step, 1,024 blocks",
+    "W3e": "training step, best-ptb",
     "W4": "Viterbi with path",
     "W5": "posterior marginals",
     "PTB": "PTB epoch, the paper's setting",
@@ -233,7 +236,7 @@ def tolerance(work: str, device: torch.device) -> float:
         case "W4":
             # Another path may win by rounding only where its score is as good.
             return 1e-6
-        case "W3" | "W3b":
+        case "W3" | "W3b" | "W3c" | "W3d" | "W3e":
             return 1e-5 if precise else 3e-4
         case _:
             return 1e-6 if precise else 3e-4

@@ -18,11 +18,11 @@ from bench.__main__ import app
 from bench.errors import error_rows
 from bench.floor import Needs, Rates
 from bench.measure import Result, compare
-from bench.original import step_error
+from bench.original import EagerTraining, step_error
 from bench.ours import Initialisation, Ours, first_steps, step_inputs
 from bench.peers import PlainLoop
 from bench.report import Row
-from bench.sizes import step_sizes
+from bench.sizes import STEPS, step_sizes
 from bench.workloads import (
     Answer,
     DenseInputs,
@@ -157,7 +157,7 @@ def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
     assert Needs(max_plus_pairs=5.0).seconds(rates) == 5.0
 
 
-@pytest.mark.parametrize("work", ["W3", "W3b"])
+@pytest.mark.parametrize("work", ["W3", "W3b", "W3c"])
 def test_training_steps_equal_those_in_float64(work: str) -> None:
     inputs = step_inputs(step_sizes(work, quick=True), CPU)  # type: ignore[arg-type]
     losses, _ = first_steps(inputs)
@@ -168,13 +168,20 @@ def test_training_steps_equal_those_in_float64(work: str) -> None:
     assert step_error(inputs, {"losses": losses}) > allowed
 
 
+def test_the_original_by_tiles_equals_that_of_whole_tables() -> None:
+    inputs = step_inputs(step_sizes("W3c", quick=True), CPU)
+    whole, tiles = (EagerTraining(inputs, torch.float64, whole_tables) for whole_tables in (True, False))
+    for window, kept in zip(inputs.windows, first_steps(inputs)[1], strict=False):
+        assert whole.step(window, kept) == pytest.approx(tiles.step(window, kept), rel=1e-12)
+
+
 def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     arguments = ["--device", "cpu", "--quick", "--repeat", "1", "--json", str(file)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     found = json.loads(file.read_text(encoding="utf-8"))
-    assert [row["work"] for row in found["rows"]] == ["W1", "W2", "W4", "W5", "W3", "W3b"]
+    assert [row["work"] for row in found["rows"]] == ["W1", "W2", "W4", "W5", *STEPS]
     assert all(row["worst"] <= row["allowed"] for row in found["errors"])
     assert [peak["work"].split(", ")[-1] for peak in found["memory"]] == ["25 tokens", "beyond the shorter one"]
     assert {"command", "commit", "device_name", "versions", "seconds", "rates"} <= set(found)
@@ -189,6 +196,24 @@ def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
     by_name = {result["engine"]: result for result in found["rows"][0]["results"]}
     assert by_name[PlainLoop.name]["median_ms"] > 0
     assert "vlhmm" in done.output
+
+
+def test_a_profile_names_what_took_the_time(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    arguments = ["profile", "--device", "cpu", "--quick", "--only", "W3c,W4", "--repeat", "1", "--json", str(file)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    step, viterbi = json.loads(file.read_text(encoding="utf-8"))["profiles"]
+    assert (step["work"], viterbi["work"]) == ("W3c", "W4")
+    for found in (step, viterbi):
+        times = [kernel["microseconds"] for kernel in found["kernels"]]
+        assert times == sorted(times, reverse=True)
+        assert 0 < times[0] / 1e3 < 10 * found["milliseconds"]
+        assert all(part > 0 for part in found["parts_ms"].values())
+    assert {"networks", "normaliser", "tiles", "update"} <= set(step["parts_ms"])
+    refused = CliRunner().invoke(app, ["profile", "--device", "cpu", "--quick", "--only", "W9"])
+    assert refused.exit_code == 2
+    assert "unknown work 'W9'" in refused.output
 
 
 def test_scaling_covers_every_size_and_is_drawn(tmp_path: Path) -> None:

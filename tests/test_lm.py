@@ -93,7 +93,10 @@ def test_a_model_saved_in_bf16_is_the_rounded_model_in_half_the_bytes(lm: vlhmm.
     loaded = vlhmm.load(tmp_path / "half")
     for name, tensor in lm.model.state_dict().items():
         rounded = tensor.to(torch.bfloat16).to(tensor.dtype) if tensor.dtype == torch.float32 else tensor
+        # torch.equal alone holds for tensors of different types.
+        assert loaded.model.state_dict()[name].dtype == tensor.dtype, name
         assert torch.equal(loaded.model.state_dict()[name], rounded), name
+    assert math.isfinite(loaded.score("the cat").log_prob)
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
     floats = sum(t.numel() for t in lm.model.state_dict().values() if t.dtype == torch.float32)
     # The headers, which are no weights, name the types.

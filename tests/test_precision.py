@@ -81,7 +81,7 @@ def test_threads_of_the_same_precision_do_not_wait_for_one_another() -> None:
     in_threads(lambda: work("tf32"), lambda: work("bf16"), lambda: work("tf32"))
 
 
-def test_nobody_waits_for_ever_while_others_take_turns() -> None:
+def test_no_thread_starves_while_others_take_turns() -> None:
     done = threading.Event()
     first_holds = threading.Event()
 

@@ -32,11 +32,22 @@ def test_a_missing_hmm_is_told_with_commands_that_exist(tmp_path: Path, capsys: 
 
 def test_guided_texts_are_shown_beside_free_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_teacher(tmp_path / "teacher")
-    made = vlhmm.distill(
-        str(tmp_path / "teacher"), tmp_path / "run", states=4, tokens=3_000, max_tokens=12, epochs=1, batch_size=64
+    run = tmp_path / "run"
+    options = ["--states", "4", "--tokens", "3000", "--max-tokens", "12", "--batch-size", "64", "--set", "epochs=1"]
+    command = ["distill", str(tmp_path / "teacher"), "--out", str(run), "--device", "cpu", *options]
+    assert typer.testing.CliRunner().invoke(app, command).exit_code == 0
+    stored = tmp_path / "models" / "stored"
+    assert steer.main(["--store", str(run), "--hmm", str(stored)]) == 0
+    assert f"stored in {stored}" in capsys.readouterr().out
+    card = (stored / "README.md").read_text()
+    samples = vlhmm.load_corpus(str(run / "samples"))
+    assert f"| stored.train_tokens | {len(samples.train)} |" in card
+    assert "| unigram |" in card
+    assert vlhmm.load(stored).perplexity(samples.test) == pytest.approx(
+        vlhmm.load(run).perplexity(samples.test), rel=0.005
     )
-    assert made.lm.hmm.num_states == 4
-    assert steer.main(["--hmm", str(tmp_path / "run"), "--teacher", str(tmp_path / "teacher")]) == 0
+
+    assert steer.main(["--hmm", str(stored), "--teacher", str(tmp_path / "teacher")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) % 2 == 0
     texts = {name.partition("(")[0]: text.strip() for name, text in zip(lines[::2], lines[1::2], strict=True)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import vlhmm
+from vlhmm.hub import CARD
 
 MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m"
 WORDS = ("river", "garden", "at night")
@@ -57,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def store(run: Path, out: Path) -> int:
     lm = vlhmm.load(run)
-    held_out = vlhmm.load_corpus(str(run / "samples")).test
+    samples = vlhmm.load_corpus(str(run / "samples"))
+    held_out = samples.test
     with tempfile.TemporaryDirectory() as folder:
         lm.save(folder, dtype=torch.bfloat16)
         before, after = lm.perplexity(held_out), vlhmm.load(folder).perplexity(held_out)
@@ -65,7 +67,16 @@ def store(run: Path, out: Path) -> int:
     if after > before * (1 + MAX_LOSS):
         print(f"not stored: rounding costs more than {MAX_LOSS:.1%}", file=sys.stderr)
         return 1
-    lm.save(out, dtype=torch.bfloat16)
+    lm.about["stored"] = {
+        "command": f"python -m tools.steer --store {run}",
+        "dtype": "bfloat16",
+        "train_tokens": len(samples.train),
+        "test_perplexity": round(before, 4),
+        "test_perplexity_rounded": round(after, 4),
+    }
+    # A card of another model would stay.
+    (out / CARD).unlink(missing_ok=True)
+    lm.save_pretrained(out, dtype=torch.bfloat16)
     size = sum(file.stat().st_size for file in out.iterdir())
     print(f"stored in {out}, {size / 1e6:.1f} MB")
     return 0

@@ -142,17 +142,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
             >>> vlhmm.load("copy").score("the cat") == lm.score("the cat")
             True
         """
-        if dtype not in (None, torch.bfloat16):
-            raise ValueError(
-                f"dtype is {dtype}, but must be torch.bfloat16 or None, which keeps the weights as they are"
-            )
-        weights = self.model.state_dict()
-        if dtype is not None:
-            # Tables of integers, and numbers that the support is read from, stay.
-            weights = {
-                name: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()
-            }
-        save_model(Path(folder), self.model, self.tokenizer, self.about, weights)
+        save_model(Path(folder), self.model, self.tokenizer, self.about, self._weights(dtype))
 
     @classmethod
     def from_pretrained(

@@ -1,4 +1,4 @@
-"""Bad input is refused at the door: one error that names the number, the limit and the remedy."""
+"""Validation of input: one error that names the number, the limit and the remedy."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_constraint_too_strict_for_float32_keeps_its_probability() -> None:
     assert found.log_joint[0].isinf().tolist() == [False, True]
 
 
-def test_a_state_that_only_a_hopeless_belief_needs_is_not_lost() -> None:
+def test_a_state_that_only_an_improbable_belief_needs_is_not_lost() -> None:
     """The past is all but certain of a state from which the constraint is 1e-90 as likely as from the other."""
     hmm = HMM.from_probabilities([0.5, 0.5], [[1.0, 0.0], [0.0, 1.0]], [[1e-30, 1 - 1e-30], [0.5, 0.5]])
     only_zero = Automaton(torch.tensor([0, 1]), torch.tensor([[0, 1], [1, 1]]), 0, torch.tensor([True, False]))

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard, ModelHubMixin
 from local_hub import COMMIT, LocalHub
+from safetensors import safe_open
 from tiny import tiny_corpus, tiny_model
 
 import vlhmm
@@ -143,6 +145,21 @@ def test_a_saved_model_is_the_model_and_carries_its_card(folder: Path, tmp_path:
     assert (tmp_path / "README.md").read_text() == "mine"
     again.save_pretrained(tmp_path / "copy")
     assert "| HMM | 4.25 | 4.50 |" in (tmp_path / "copy" / "README.md").read_text()
+
+
+def test_the_card_of_a_distilled_model_has_the_figures_of_its_teacher(folder: Path, tmp_path: Path) -> None:
+    lm = vlhmm.load(folder)
+    held_out = {"hmm": 331.25, "teacher": 12.5, "unigram": 960.0, "num_samples": 2000, "num_tokens": 34567}
+    lm.about["results"] = {"held_out": held_out, "sampling_seconds": 12.345, "command": "vlhmm distill"}
+    lm.save_pretrained(tmp_path, dtype=torch.bfloat16)
+    card = (tmp_path / "README.md").read_text()
+    for told in ("| HMM | 331.25 |", "| unigram | 960.00 |", "| teacher, which sees the prompt | 12.50 |",
+                 "| num_tokens | 34,567 |", "| sampling_seconds | 12.3 |", "| command | vlhmm distill |"):  # fmt: skip
+        assert told in card
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as stored:
+        assert stored.get_tensor("emission.words.weight").dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"dtype is torch\.float16"):
+        lm.save_pretrained(tmp_path, dtype=torch.float16)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import vlhmm.hmm as hmm_module
 from vlhmm.hmm import HMM
 from vlhmm.inference import replay
 from vlhmm.inference.replay import Replays
+from vlhmm.ops import dispatch
 from vlhmm.records import convert
 from vlhmm.support import dense_support
 from vlhmm.tables import Tables

@@ -195,7 +195,7 @@ def test_the_library_multiplies_where_it_can_be_told_the_precision_of_one_produc
     assert cutting.method_for(200, 10_000, torch.device("cpu"), "highest") == "launches"
 
 
-def test_a_thread_in_which_nobody_waits_takes_no_kernel_whose_programs_do() -> None:
+def test_a_thread_without_cooperative_kernels_takes_none() -> None:
     def methods() -> set[cutting.Method]:
         sizes = itertools.product((1, 200), (4, 128, 512, 2048, 20_000), VALUE_TOLERANCE, (False, True))
         return {

@@ -208,7 +208,7 @@ def _unsigned(limits: Limits, low: Decimal, low_open: bool, high: Decimal | None
     """Numbers without a sign from `low` to `high`."""
     bounds = [_digits(low), ("", "") if high is None else _digits(high)]
     most = max(DIGITS, *(_num_digits(limit) + 1 for limit in (low, high) if limit is not None))
-    most_behind = 0 if limits.integer else most if limits.decimals is None else limits.decimals
+    max_behind = 0 if limits.integer else most if limits.decimals is None else limits.decimals
 
     def compared(before: int, place: int, digit: int, digits: str) -> int:
         if before:
@@ -221,7 +221,7 @@ def _unsigned(limits: Limits, low: Decimal, low_open: bool, high: Decimal | None
         if state is None or symbol == 11:
             return None
         if symbol == 10:
-            if state.behind >= 0 or state.whole == 0 or most_behind == 0:
+            if state.behind >= 0 or state.whole == 0 or max_behind == 0:
                 return None
             ends = [
                 _by_length(state.whole, len(whole), sign)
@@ -229,7 +229,7 @@ def _unsigned(limits: Limits, low: Decimal, low_open: bool, high: Decimal | None
             ]
             return _Read(state.whole, 0, ends[0], 1 if high is None else ends[1])
         place, part = (state.whole, 0) if state.behind < 0 else (state.behind, 1)
-        if state.leading_zero or state.whole + max(state.behind, 0) == most or (part and state.behind == most_behind):
+        if state.leading_zero or state.whole + max(state.behind, 0) == most or (part and state.behind == max_behind):
             return None
         to_low = compared(state.to_low, place, symbol, bounds[0][part])
         to_high = compared(state.to_high, place, symbol, bounds[1][part])

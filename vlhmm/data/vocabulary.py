@@ -22,7 +22,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 MIN_COUNT: Final = 2
 MIN_VOCAB_SIZE, MAX_VOCAB_SIZE = 512, 16_384
 # Every byte and EOS.
-_LEAST_BPE: Final = 257
+_MIN_BPE_SIZE: Final = 257
 # The counts of a vocabulary are held in memory, and so is the text that merges are learnt from.
 MAX_WORD_TYPES: Final = 4_000_000
 MAX_LEARNT_CHARS: Final = 1 << 25
@@ -143,9 +143,9 @@ class BPELearner:
     """Byte-level BPE: every text can be spelled, and decoding gives the text back."""
 
     def __init__(self, min_count: int, vocab_size: int | None = None) -> None:
-        if vocab_size is not None and vocab_size < _LEAST_BPE:
+        if vocab_size is not None and vocab_size < _MIN_BPE_SIZE:
             raise ValueError(
-                f"vocab_size is {vocab_size}, but byte-level BPE needs at least {_LEAST_BPE}: every byte and the end of a text"
+                f"vocab_size is {vocab_size}, but byte-level BPE needs at least {_MIN_BPE_SIZE}: every byte and the end of a text"
             )
         self._min_count, self._vocab_size = min_count, vocab_size
         self._parts: list[str] = []

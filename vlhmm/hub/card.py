@@ -30,6 +30,7 @@ def model_card(model: Model, tokenizer: Tokenizer, about: Mapping[str, Any], nam
         _what(model, tokenizer),
         _data(corpus, tokenizer),
         _figures(results),
+        _held_out(_mapping(results.get("held_out"))),
         _training(about, results),
         _table("## Model settings", model.settings.to_dict()),
         _use(name),
@@ -91,8 +92,19 @@ def _figures(results: Mapping[str, Any]) -> str:
     return f"## Figures\n\n{text}" + (f"\n\nPerplexity per token: {protocol}." if isinstance(protocol, str) else "")
 
 
+def _held_out(figures: Mapping[str, Any]) -> str:
+    """Of a distilled model: on text of its teacher that it was not trained on."""
+    names = {"unigram": "unigram", "hmm": "HMM", "teacher": "teacher, which sees the prompt"}
+    rows = {shown: _number(figures[name]) for name, shown in names.items() if name in figures}
+    counted = {
+        name: f"{figures[name]:,}" for name in ("num_samples", "num_tokens") if isinstance(figures.get(name), int)
+    }
+    return _table("## Perplexity of held-out samples of the teacher", {**rows, **counted}) if rows else ""
+
+
 def _training(about: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     names = (
+        "sampling_seconds",
         "train_seconds",
         "stage_seconds",
         "total_seconds",
@@ -106,8 +118,9 @@ def _training(about: Mapping[str, Any], results: Mapping[str, Any]) -> str:
         "python",
     )
     told = {name: results[name] for name in names if results.get(name) is not None}
-    if isinstance(told.get("train_seconds"), int | float):
-        told["train_seconds"] = f"{told['train_seconds']:,.1f}"
+    for name in ("sampling_seconds", "train_seconds"):
+        if isinstance(told.get(name), int | float):
+            told[name] = f"{told[name]:,.1f}"
     settings = {
         f"{part}.{name}": value
         for part, values in about.items()

@@ -6,6 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.json_file import read_json_object
@@ -25,12 +28,19 @@ class Pushable:
     _folder: Path | None
 
     def save_pretrained(
-        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **push: Any
+        self,
+        save_directory: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **push: Any,
     ) -> str | None:
         """Write the model with its model card, as a repository of the Hugging Face hub holds it.
 
         Args:
             save_directory: The folder. It is made if it does not exist. A README.md that is there already is left alone.
+            dtype: torch.bfloat16 halves the file, and rounds the weights, as in `save`; None: the weights as they are.
             repo_id: OWNER/NAME on the hub; it stands in the model card.
             push_to_hub: Push the model too, to `repo_id`, or to a repository with the name of the folder.
             **push: Further arguments of `push_to_hub`.
@@ -53,7 +63,7 @@ class Pushable:
             require_hub()
         folder = Path(save_directory)
         about = self._with_results()
-        save_model(folder, self.model, self.tokenizer, about)
+        save_model(folder, self.model, self.tokenizer, about, self._weights(dtype))
         if not (folder / CARD).exists():
             atomic_write(folder / CARD, model_card(self.model, self.tokenizer, about, repo_id).encode())
         return self.push_to_hub(repo_id or folder.resolve().name, **push) if push_to_hub else None
@@ -112,6 +122,19 @@ class Pushable:
                 ignore_patterns=ignore_patterns,
                 delete_patterns=delete_patterns,
             )
+
+    def _weights(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        if dtype not in (None, torch.bfloat16):
+            raise ValueError(
+                f"dtype is {dtype}, but must be torch.bfloat16 or None, which keeps the weights as they are"
+            )
+        weights = self.model.state_dict()
+        if dtype is not None:
+            # Tables of integers, and numbers that the support is read from, stay.
+            weights = {
+                name: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for name, tensor in weights.items()
+            }
+        return weights
 
     def _with_results(self) -> dict[str, Any]:
         """`about`, and the figures of the run that wrote the model's folder."""

@@ -23,6 +23,7 @@ from vlhmm.inference import scan
 from vlhmm.inference.posterior import Counts, Posterior
 from vlhmm.inference.viterbi import Paths
 from vlhmm.memory import available_bytes
+from vlhmm.ops import waiting
 from vlhmm.ops.checked_tokens import Checked, checked_tokens
 from vlhmm.ops.emission.word_rows import launch as word_rows
 from vlhmm.ops.max_product import dense as max_dense
@@ -223,6 +224,7 @@ class _Graph:
             answers = self._query.answer(self._fixed, self._found)
             if self._tokens.is_cuda:
                 torch.cuda.current_stream().synchronize()
+        waiting.check(self._tokens.device)
         return None if self._seen.any() else answers
 
 
@@ -300,7 +302,9 @@ class Replays:
         captures = self._comes_again(key) and self._room_for_one_more(query, tokens)
         no_past = self._fixed.no_past(tokens.shape[0])
         found = _checked(query, self._fixed, tokens, lengths, no_past, in_graph=captures)
-        if bool(found.underflow_level.any()):
+        refused = bool(found.underflow_level.any())
+        waiting.check(tokens.device)
+        if refused:
             return None
         if not captures:
             return query.answer(self._fixed, found.tensors)

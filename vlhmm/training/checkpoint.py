@@ -222,8 +222,10 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify
     except ValueError as error:
         raise FolderError(str(error)) from None
     # What follows from the support is laid out again when the state is loaded. Copies, because what was read is mapped from the
-    # file; assigned, because to make an empty tensor like one on "meta" torch imports sympy.
-    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    # file; assigned, because to make an empty tensor like one on "meta" torch imports sympy. Weights stored in bf16 are computed
+    # with in the model's own type.
+    dtypes = {name: needed.dtype for name, needed in model.state_dict().items()}
+    model.load_state_dict({name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()}, assign=True)
     return ModelFolder(model.to(device), tokenizer, values)
 
 

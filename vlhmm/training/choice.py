@@ -10,7 +10,7 @@ CPU_TOKENS = 9_000_000
 """What a CPU's training reads in all, about: 5 minutes on two cores."""
 MAX_CPU_EPOCHS = 12
 """Of a smaller text more passes only teach it by heart."""
-LEAST_STEPS = 16
+MIN_STEPS = 16
 """Of an epoch: a small text is read in smaller batches."""
 WORDS_OF_BLOCK = 8
 """A block has at least so many words, in the mean."""
@@ -60,7 +60,7 @@ def choose_recipe(device_type: str, num_tokens: int, vocab_size: int) -> Choice:
 def _fitted(recipe: Recipe, num_tokens: int, vocab_size: int) -> Recipe:
     """With smaller batches and fewer blocks where there is little text."""
     batch, window = recipe.train.batch_size, recipe.train.window
-    while batch > 1 and num_tokens < LEAST_STEPS * batch * window:
+    while batch > 1 and num_tokens < MIN_STEPS * batch * window:
         batch //= 2
     while window > 1 and num_tokens < batch * window:
         window //= 2

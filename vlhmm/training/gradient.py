@@ -17,6 +17,7 @@ from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.models import Model
+from vlhmm.ops import waiting
 from vlhmm.precision import float32_products
 from vlhmm.progress import Progress, result_of
 from vlhmm.settings import settings_from
@@ -216,6 +217,7 @@ class GradientTask:
         if self.given is not None and self.joint:
             self.given.label.require_sound()
         loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
+        waiting.check(self.device)
         if loss == math.inf:
             rows = torch.arange(self.settings.batch_size, device=self.device)
             raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")

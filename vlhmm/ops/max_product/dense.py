@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from vlhmm.ops import waiting
 from vlhmm.ops.max_product import kernel
 from vlhmm.ops.max_product.kept import KeptScores
-from vlhmm.ops.recursion.cutting import multiprocessors
+from vlhmm.ops.recursion.cutting import meet
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.sizes import cdiv, power_of_2
 
@@ -102,7 +103,7 @@ def best_scores(
     programs = row_tiles * parts
     if persistent is None:
         # The interpreter runs programs one after the other: they cannot wait for one another.
-        persistent = device.type == "cuda" and programs <= multiprocessors(device)
+        persistent = meet(programs, device)
     slots = length + 1 if keep_backtrace else 2
     scores = torch.empty(slots, row_tiles, padded, tiling.rows, device=device)
     peaks = torch.empty(length + 1, size, parts, device=device)
@@ -112,11 +113,12 @@ def best_scores(
         *(log_previous.contiguous(), scores, peaks, arrived, size, states), ROWS=tiling.rows, COLUMNS=tiling.columns
     )
     options: dict[str, Any] = {"num_warps": tiling.num_warps}
-    if persistent:
+    if persistent and device.type == "cuda":
         options["launch_cooperative_grid"] = True
     for first in [0] if persistent else range(length):
         kernel.max_steps[(programs,)](
             *(scores, moves.tile, log_rows, row_of, log_inits, init_of, lengths, peaks, arrived),
+            *(waiting.reports(device), waiting.MAX_POLLS),
             *(size, length, states, slots, first, length if persistent else first + 1),
             PARTS=power_of_2(parts),
             ROWS=tiling.rows,
@@ -124,6 +126,7 @@ def best_scores(
             WIDTH=tiling.width,
             SPLIT=tiling.split,
             PERSISTENT=persistent,
+            OPERATION=waiting.MAX_PRODUCT,
             **options,
         )
     gains = torch.empty(size, length, device=device)

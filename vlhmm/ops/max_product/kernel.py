@@ -14,7 +14,8 @@ what it needs by itself, and nothing passes through shared memory, only where a 
 threads: hence halves of the rows.
 
 As in the recursion, a score is written raw beside its maximum over each tile of states, and its reader subtracts. A position needs
-the scores of the same sequences only, so a program waits for those that own the other states of them.
+the scores of the same sequences only, so a program waits for those that own the other states of them. One that waits in vain
+gives up and makes infinite scores, as `ops.waiting` says: a maximum passes NaN over.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from vlhmm.ops.waiting.kernel import wait_for_count
+
 
 @triton.jit
 @no_type_check
@@ -31,14 +34,6 @@ def arrive(arrived):
     """What any thread of the program has written is there for whoever sees the count."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release", scope="gpu")
-
-
-@triton.jit
-@no_type_check
-def wait(arrived, target):
-    while tl.atomic_add(arrived, 0, sem="acquire", scope="gpu") < target:
-        pass
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -161,7 +156,7 @@ def together(best, SPLIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexp
     return tl.reshape(tl.permute(tl.max(every, 0), (0, 5, 1, 3, 4, 2)), (ROWS, COLUMNS))
 
 
-@triton.jit(do_not_specialize=["first_step", "end_step"])
+@triton.jit(do_not_specialize=["polls_left", "first_step", "end_step"])
 @no_type_check
 def max_steps(
     scores,
@@ -173,6 +168,8 @@ def max_steps(
     lengths,
     peaks,
     arrived,
+    reports,
+    polls_left,
     size,
     num_positions,
     states,
@@ -185,6 +182,7 @@ def max_steps(
     WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    OPERATION: tl.constexpr,
 ):
     """Step t makes the scores of position t from those before it; past the length they are carried over."""
     COLUMNS: tl.constexpr = 4 * WIDTH
@@ -234,7 +232,7 @@ def max_steps(
         tile_at = tile + tile_in
         moves = read_moves(tile_at, WIDTH)
         if PERSISTENT:
-            wait(arrived + row_tile * 32, t * parts)
+            polls_left = wait_for_count(arrived + row_tile * 32, t * parts, polls_left, reports, OPERATION, t)
         peak_of_part = read_peaks(peaks, t, rows, size, parts, PARTS)
         ahead = read_before(before_at, HALF, ROWS)
         none = tl.full((GROUPS, HALF, WIDTH), float("-inf"), dtype=tl.float32)
@@ -260,6 +258,8 @@ def max_steps(
         score = tl.where(begins[:, None], begun, score - shift[:, None]) + emission
         # What has once become impossible stays so, also when the states begin anew.
         score = tl.where(alive[:, None], score, float("-inf"))
+        if PERSISTENT:
+            score = tl.where(polls_left > 0, score, float("inf"))
         carried = tl.load(before + own, mask=in_tile & (~within)[:, None], other=float("-inf")) - shift[:, None]
         # The padding is written as well: the next step reads it.
         tl.store(following + own, tl.where(within[:, None], score, carried))

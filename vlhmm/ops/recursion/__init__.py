@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.ops import dispatch
+from vlhmm.ops import dispatch, waiting
 from vlhmm.ops.recursion import reference, scaled
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.precision import Precision
@@ -85,6 +85,7 @@ def filtered(
     log_last = alpha[:, -1].log()
     log_filtered = torch.where(factors.within()[:, :, None], alpha.log(), -torch.inf)
     rows = underflow.nonzero()[:, 0]
+    waiting.check(rows.device)
     if rows.numel():
         _put(rows, (token_log_probs, log_filtered, log_last), _again(factors.sequences(rows)))
     return token_log_probs, log_filtered, log_last
@@ -195,6 +196,8 @@ class _DenseRecursion(torch.autograd.Function):
         left_out = run.underflow if may_look else run.total_underflow
         # Asked for once, here: the backward pass needs no second synchronisation.
         ctx.rows = left_out.nonzero()[:, 0] if may_look and bool(left_out.any()) else None
+        if may_look:
+            waiting.check(log_emission.device)
         if ctx.rows is not None:
             again = _again(factors.sequences(ctx.rows))
             _put(ctx.rows, (token_log_probs, log_last), (again[0], again[2]))

@@ -68,7 +68,7 @@ def no_cooperative_kernels() -> Iterator[None]:
     The programs of the others wait for one another, so all must be on the device at once. Where several threads launch such kernels,
     each might hold what another needs.
     """
-    before = getattr(_OF_THIS_THREAD, "no_cooperative_kernels", False)
+    before = not cooperative_kernels_allowed()
     _OF_THIS_THREAD.no_cooperative_kernels = True
     try:
         yield
@@ -76,9 +76,19 @@ def no_cooperative_kernels() -> Iterator[None]:
         _OF_THIS_THREAD.no_cooperative_kernels = before
 
 
+def cooperative_kernels_allowed() -> bool:
+    """Whether this thread may take kernels whose programs wait for one another."""
+    return not getattr(_OF_THIS_THREAD, "no_cooperative_kernels", False)
+
+
+def meet(programs: int, device: torch.device) -> bool:
+    """Whether so many programs, one a multiprocessor, are on a device at once, and this thread may take them."""
+    return device.type == "cuda" and cooperative_kernels_allowed() and programs <= multiprocessors(device)
+
+
 def method_for(size: int, states: int, device: torch.device, precision: Precision, *, in_graph: bool = False) -> Method:
     """The fastest; `in_graph`: where launches cost little."""
-    if getattr(_OF_THIS_THREAD, "no_cooperative_kernels", False):
+    if not cooperative_kernels_allowed():
         return "library" if precision == "bf16" and PRODUCT_WIDENS else "launches"
     if _resident_tiling(size, states, device, precision) is not None:
         return "resident"

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlhmm.ops import waiting
 from vlhmm.ops.recursion import kernel
 from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, tiling_for
 from vlhmm.ops.recursion.ends import kernel as ends
@@ -151,13 +152,19 @@ def forward(
     sizes = (size, length, states, slots)
     if method == "resident":
         steps = resident.forward_steps
-        _launch_resident(steps, arguments, sizes, length, length + 1, tiling, KEEP=keep)
+        _launch_resident(steps, arguments, sizes, length, length + 1, tiling, waiting.FORWARD_RESIDENT, KEEP=keep)
     elif method == "library":
         for t in range(length + 1):
             made = product(operand[t % 2], prepared.tile, precision) if t < length else messages
-            _launch(kernel.forward_steps, (*arguments, made), sizes, range(t, t + 1), tiling, precision, method)
+            _launch(
+                *(kernel.forward_steps, (*arguments, made), sizes, range(t, t + 1)),
+                *(tiling, precision, method, waiting.FORWARD),
+            )
     else:
-        _launch(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1), tiling, precision, method)
+        _launch(
+            *(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1)),
+            *(tiling, precision, method, waiting.FORWARD),
+        )
     token_log_probs, log_prob = torch.empty(size, length, device=device), torch.empty(size, device=device)
     scale = torch.empty_like(token_log_probs)
     underflow_level = torch.empty(size, dtype=torch.int8, device=device)
@@ -215,7 +222,8 @@ def backward(
     sizes = (size, length, states)
     if method == "resident":
         _launch_resident(
-            resident.backward_steps, arguments, sizes, length + 1, length + 1, tiling, NONNEGATIVE=nonnegative
+            *(resident.backward_steps, arguments, sizes, length + 1, length + 1, tiling, waiting.BACKWARD_RESIDENT),
+            NONNEGATIVE=nonnegative,
         )
     elif method == "library":
         for step in range(length + 1):
@@ -228,6 +236,7 @@ def backward(
                 tiling,
                 precision,
                 method,
+                waiting.BACKWARD,
                 NONNEGATIVE=nonnegative,
             )
     else:
@@ -239,6 +248,7 @@ def backward(
             tiling,
             precision,
             method,
+            waiting.BACKWARD,
             NONNEGATIVE=nonnegative,
         )
     from_tile = prepared.log_tile.new_empty(0, states, states)
@@ -261,6 +271,11 @@ def _awaited(steps: int, size: int, states: int, parts: int, tile: Tensor) -> tu
     return messages, filled[message_bytes:].view(torch.float32)[: steps * size * parts].view(steps, size, parts)
 
 
+def _programs_run_at_once(device: torch.device) -> bool:
+    """As a cooperative launch has it; those of the interpreter run one after the other."""
+    return device.type == "cuda"
+
+
 def _operand_type(precision: Precision, device: torch.device) -> torch.dtype:
     # The interpreter takes bfloat16 for integers in a matrix product.
     return torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
@@ -273,20 +288,24 @@ def _launch_resident(
     steps: int,
     launches: int,
     tiling: Tiling,
+    operation: int,
     **options: Any,
 ) -> None:
     """All steps in one launch; the interpreter, whose programs cannot wait for one another, launches each, and the end."""
     size, _, states = sizes[:3]
-    waits = arguments[0].is_cuda
+    device = arguments[0].device
+    waits = _programs_run_at_once(device)
     parts = cdiv(states, tiling.columns)
-    if waits:
+    if device.type == "cuda":
         options["launch_cooperative_grid"] = True
     for first, end in [(0, steps)] if waits else [(t, min(t + 1, steps)) for t in range(launches)]:
         steps_kernel[(cdiv(size, tiling.rows) * parts,)](
             *arguments,
+            *(waiting.reports(device), waiting.MAX_POLLS),
             *sizes,
             first,
             end,
+            OPERATION=operation,
             PARTS=power_of_2(parts),
             ROWS=tiling.rows,
             COLUMNS=tiling.columns,
@@ -305,6 +324,7 @@ def _launch(
     tiling: Tiling,
     precision: Precision,
     method: Method,
+    operation: int,
     **options: Any,
 ) -> None:
     """All steps in one launch, or each in its own."""
@@ -323,7 +343,7 @@ def _launch(
     for first in [steps.start] if method == "persistent" else steps:
         steps_kernel[(programs,)](
             *arguments,
-            arrived,
+            *(arrived, waiting.reports(device), waiting.MAX_POLLS),
             *sizes,
             first,
             steps.stop if method == "persistent" else first + 1,
@@ -334,6 +354,7 @@ def _launch(
             INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
             PERSISTENT=method == "persistent",
             FUSED=method != "library",
+            OPERATION=operation,
             **options,
         )
 

@@ -3,6 +3,8 @@
 The mathematics is that of `scaled`. A program owns a tile of the message (sequences x states) at every position, and a
 barrier over the whole grid ends each position: 64 dependent steps cost 64 barriers instead of 64 launches.
 
+A program that waits in vain gives up and makes NaN, as `ops.waiting` says.
+
 A row's sum must be known to normalise it, but only the next barrier makes it known. So a message is written raw,
 beside its sum over each tile of states, and whoever reads it divides. The backward pass has no sum to wait for: with
 B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was asked), so
@@ -30,6 +32,7 @@ import triton.language as tl
 
 from vlhmm.ops.recursion.exponentials.kernel import LIFT, LOG_LIFT, emission_weight, finite_or_zero
 from vlhmm.ops.rounding.kernel import nearest_tf32
+from vlhmm.ops.waiting.kernel import wait_for_count
 
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 LARGEST_TOTAL = tl.constexpr(2.0**100)
@@ -61,13 +64,12 @@ def carried_back(value, weight, carries):
 
 @triton.jit
 @no_type_check
-def grid_barrier(arrived, target):
-    """Wait until `arrived` has been counted up to `target`: what any program wrote before, all read after."""
+def grid_barrier(arrived, target, polls_left, reports, OPERATION: tl.constexpr, step):
+    """Wait until `arrived` has been counted up to `target`: what any program wrote before, all read after. Returns what is left of
+    `polls_left`."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release", scope="gpu")
-    while tl.atomic_add(arrived, 0, sem="acquire", scope="gpu") < target:
-        pass
-    tl.debug_barrier()
+    return wait_for_count(arrived, target, polls_left, reports, OPERATION, step)
 
 
 @triton.jit
@@ -103,7 +105,7 @@ def matrix_product(
     return result
 
 
-@triton.jit(do_not_specialize=["first_step", "end_step"])
+@triton.jit(do_not_specialize=["polls_left", "first_step", "end_step"])
 @no_type_check
 def forward_steps(
     operand,
@@ -119,6 +121,8 @@ def forward_steps(
     lows,
     product,
     arrived,
+    reports,
+    polls_left,
     size,
     num_positions,
     states,
@@ -132,6 +136,7 @@ def forward_steps(
     INPUT_PRECISION: tl.constexpr,
     PERSISTENT: tl.constexpr,
     FUSED: tl.constexpr,
+    OPERATION: tl.constexpr,
 ):
     """Step t divides message t - 1 by its sum and makes message t; the step after the last position only divides."""
     parts = tl.cdiv(states, COLUMNS)
@@ -194,6 +199,8 @@ def forward_steps(
                 else:
                     predicted = tl.load(product + at, mask=in_tile, other=0.0)
                 predicted = tl.where(begins[:, None], begun, predicted * inverse[:, None])
+                if PERSISTENT:
+                    predicted = tl.where(polls_left > 0, predicted, float("nan"))
                 # Past the length nothing divides: it would grow without end.
                 joint = tl.where(within[:, None], predicted * weight, 0.0)
                 tl.store(following, joint, mask=in_tile & within[:, None])
@@ -204,7 +211,7 @@ def forward_steps(
                 low = tl.min(tl.where(joint > 0, joint, float("inf")), 1)
                 tl.store(lows + (t * tl.cast(size, tl.int64) + rows) * parts + part, low, mask=in_batch)
         if PERSISTENT:
-            grid_barrier(arrived, (t + 1) * tl.num_programs(0))
+            polls_left = grid_barrier(arrived, (t + 1) * tl.num_programs(0), polls_left, reports, OPERATION, t)
 
 
 @triton.jit
@@ -273,7 +280,7 @@ def finish(
     tl.store(underflow + row, underflow_level.to(tl.int8))
 
 
-@triton.jit(do_not_specialize=["first_step", "end_step"])
+@triton.jit(do_not_specialize=["polls_left", "first_step", "end_step"])
 @no_type_check
 def backward_steps(
     ratio,
@@ -293,6 +300,8 @@ def backward_steps(
     flow,
     product,
     arrived,
+    reports,
+    polls_left,
     size,
     num_positions,
     states,
@@ -305,6 +314,7 @@ def backward_steps(
     INPUT_PRECISION: tl.constexpr,
     PERSISTENT: tl.constexpr,
     FUSED: tl.constexpr,
+    OPERATION: tl.constexpr,
     NONNEGATIVE: tl.constexpr,
 ):
     """Step s makes r and Q of position t = T - 1 - s from r of position t + 1; the last one the flow into log_previous."""
@@ -357,6 +367,8 @@ def backward_steps(
             else:
                 backed = tl.load(product + at, mask=in_tile, other=0.0)
             backed = tl.where(next_moves[:, None], backed + missing[:, None], 0.0)
+            if PERSISTENT:
+                backed = tl.where(polls_left > 0, backed, float("nan"))
             if t >= 0:
                 ends = (t == length - 1) & in_batch
                 asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & (message > 0), other=0.0)
@@ -382,4 +394,4 @@ def backward_steps(
             else:
                 tl.store(flow + at, tl.where(reached_by(message, backed), message * backed, 0.0), mask=in_tile)
         if PERSISTENT:
-            grid_barrier(arrived, (step + 1) * tl.num_programs(0))
+            polls_left = grid_barrier(arrived, (step + 1) * tl.num_programs(0), polls_left, reports, OPERATION, step)

@@ -31,7 +31,7 @@ TOKENS, STATES, FEATURES = 64, 128, 128
 """Of a program that multiplies: its rows, and its columns of either kind."""
 INNER_STATES, INNER_TOKENS = 64, 32
 """What a product takes at once."""
-FEWEST_TOKENS = 128
+MIN_TOKENS = 128
 """Of a part."""
 
 
@@ -161,7 +161,7 @@ def emit_gradients(grad: Float[Tensor, "N K"], factors: Factors, tokens: Int[Ten
     num_words, width = factors.words.shape
     states, block_features = _block(num_states, STATES), _block(width, FEATURES)
     grid = cdiv(num_states, states), cdiv(width, block_features)
-    part_tokens = _part(num_tokens, MULTIPROCESSORS // (grid[0] * grid[1]), FEWEST_TOKENS)
+    part_tokens = _part(num_tokens, MULTIPROCESSORS // (grid[0] * grid[1]), MIN_TOKENS)
     num_parts = cdiv(num_tokens, part_tokens)
     d_emit = torch.empty(num_parts, num_states, width, device=grad.device)
     kernel.d_emit_parts[num_parts, *grid](

@@ -5,7 +5,7 @@ SOURCES x COLUMNS part of the tile that leads there, so a position reads only th
 own the other states of the same ones. Those alone are waited for.
 
 Nobody is signalled. The messages of each position lie in memory of their own, filled with NaN beforehand, as do their sums; a
-reader reads again until all are numbers.
+reader reads again until all are numbers. One that reads in vain gives up and makes NaN, as `ops.waiting` says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton.language as tl
 
 from vlhmm.ops.recursion.exponentials.kernel import bounded, emission_weight
 from vlhmm.ops.recursion.kernel import SMALLEST_NORMAL, carried_back, inverse_of, reached_by
+from vlhmm.ops.waiting.kernel import report
 
 
 @triton.jit
@@ -47,17 +48,53 @@ def read_sums(sums, rows, size, parts, PARTS: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def any_missing(total):
-    return tl.max((total != total).to(tl.int32), 0) > 0
+def any_unwritten(message, total):
+    """Whether a number is missing yet, with one answer for the whole program.
+
+    Sums are few: where they have fewer entries than the program has threads, each warp reads all of them for itself, at a time
+    of its own. Were each to decide by what it has read, some would leave a loop that the others stay in, whose barriers then meet
+    others: the program goes wrong, or never ends. So what every thread has seen is put together over the message, of which each
+    thread has a part of its own.
+    """
+    missing = tl.max((total != total).to(tl.int32), 0)
+    return tl.max(tl.where(message == message, missing, 1)) > 0
 
 
 @triton.jit
 @no_type_check
-def any_unwritten(message):
-    return tl.max((message != message).to(tl.int32)) > 0
+def read_written(
+    messages,
+    sums,
+    rows,
+    size,
+    states,
+    parts,
+    polls_left,
+    reports,
+    step,
+    OPERATION: tl.constexpr,
+    SOURCES: tl.constexpr,
+    PARTS: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+):
+    """A message and its sum once all of it is written, and how many polls the next wait may take: 0 where this one has taken all."""
+    message = read_message(messages, rows, size, states, SOURCES)
+    total = read_sums(sums, rows, size, parts, PARTS)
+    if PERSISTENT:
+        polls = 0
+        unwritten = any_unwritten(message, total)
+        while unwritten & (polls < polls_left):
+            message = read_message(messages, rows, size, states, SOURCES)
+            total = read_sums(sums, rows, size, parts, PARTS)
+            unwritten = any_unwritten(message, total)
+            polls += 1
+        if unwritten & (polls_left > 0):
+            report(reports, OPERATION, step)
+            polls_left = 0
+    return message, total, polls_left
 
 
-@triton.jit(do_not_specialize=["first_step", "end_step"])
+@triton.jit(do_not_specialize=["polls_left", "first_step", "end_step"])
 @no_type_check
 def forward_steps(
     operand,
@@ -71,6 +108,8 @@ def forward_steps(
     lengths,
     sums,
     lows,
+    reports,
+    polls_left,
     size,
     num_positions,
     states,
@@ -83,6 +122,7 @@ def forward_steps(
     SOURCES: tl.constexpr,
     KEEP: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    OPERATION: tl.constexpr,
 ):
     """Step t makes message t + 1, that of position t, from message t; the last message is divided by its sum at the end."""
     parts = tl.cdiv(states, COLUMNS)
@@ -110,17 +150,28 @@ def forward_steps(
             mask=in_tile & begins[:, None],
             other=0.0,
         )
-        message = read_message(operand + t * slot_size, rows, size, states, SOURCES)
-        total = read_sums(sums + t * sums_size, rows, size, parts, PARTS)
-        if PERSISTENT:
-            while any_missing(total) | any_unwritten(message):
-                message = read_message(operand + t * slot_size, rows, size, states, SOURCES)
-                total = read_sums(sums + t * sums_size, rows, size, parts, PARTS)
+        message, total, polls_left = read_written(
+            operand + t * slot_size,
+            sums + t * sums_size,
+            rows,
+            size,
+            states,
+            parts,
+            polls_left,
+            reports,
+            t,
+            OPERATION,
+            SOURCES,
+            PARTS,
+            PERSISTENT,
+        )
         # The message before position 0 is taken as it is; one carried over past the length has been divided already.
         inverse = inverse_of(total, (t > 0) & (t <= length))
         predicted = tl.dot(message, own, input_precision="ieee") * inverse[:, None]
         # What has once become impossible stays so, also when the states begin anew.
         predicted = tl.where(begins[:, None], tl.where((total > 0)[:, None], begun, 0.0), predicted)
+        if PERSISTENT:
+            predicted = tl.where(polls_left > 0, predicted, float("nan"))
         joint = tl.where(within[:, None], predicted * weight, 0.0)
         # The others wait for these: first of all.
         tl.store(operand + (t + 1) * slot_size + at, bounded(joint).to(operand.dtype.element_ty), mask=in_tile)
@@ -135,15 +186,26 @@ def forward_steps(
         if not PERSISTENT:
             tl.store(messages + ((t + 1) % slots) * slot_size + at, last, mask=in_tile)
     if PERSISTENT or first_step == num_positions:
-        total = read_sums(sums + end_step * sums_size, rows, size, parts, PARTS)
-        if PERSISTENT:
-            while any_missing(total):
-                total = read_sums(sums + end_step * sums_size, rows, size, parts, PARTS)
+        _, total, polls_left = read_written(
+            operand + end_step * slot_size,
+            sums + end_step * sums_size,
+            rows,
+            size,
+            states,
+            parts,
+            polls_left,
+            reports,
+            end_step,
+            OPERATION,
+            SOURCES,
+            PARTS,
+            PERSISTENT,
+        )
         inverse = inverse_of(total, end_step <= length)
         tl.store(messages + (end_step % slots) * slot_size + at, last * inverse[:, None], mask=in_tile)
 
 
-@triton.jit(do_not_specialize=["first_step", "end_step"])
+@triton.jit(do_not_specialize=["polls_left", "first_step", "end_step"])
 @no_type_check
 def backward_steps(
     ratio,
@@ -161,6 +223,8 @@ def backward_steps(
     last_cotangent_sum,
     sums,
     flow,
+    reports,
+    polls_left,
     size,
     num_positions,
     states,
@@ -171,6 +235,7 @@ def backward_steps(
     COLUMNS: tl.constexpr,
     SOURCES: tl.constexpr,
     PERSISTENT: tl.constexpr,
+    OPERATION: tl.constexpr,
     NONNEGATIVE: tl.constexpr,
 ):
     """Step s makes r and Q of position t = T - 1 - s from r of position t + 1; the last one the flow into log_previous.
@@ -213,16 +278,27 @@ def backward_steps(
         moves = within & (total > 0)
         moves = moves & (tl.load(init_of + per_position, mask=within, other=0) < 0)
         weight = weight / tl.where(moves, total, 1.0)[:, None]
-        following = read_message(ratio + (t + 1) * slot_size, rows, size, states, SOURCES)
-        found = read_sums(sums + (t + 1) * sums_size, rows, size, parts, PARTS)
-        if PERSISTENT:
-            while any_missing(found) | any_unwritten(following):
-                following = read_message(ratio + (t + 1) * slot_size, rows, size, states, SOURCES)
-                found = read_sums(sums + (t + 1) * sums_size, rows, size, parts, PARTS)
+        following, found, polls_left = read_written(
+            ratio + (t + 1) * slot_size,
+            sums + (t + 1) * sums_size,
+            rows,
+            size,
+            states,
+            parts,
+            polls_left,
+            reports,
+            step,
+            OPERATION,
+            SOURCES,
+            PARTS,
+            PERSISTENT,
+        )
         backed = tl.dot(following, own, input_precision="ieee")
         # What rounding took from the sum of F at t + 1, which ought to be what the token at t + 2 was asked.
         missing = tl.where(known, expected - found, 0.0)
         backed = tl.where(next_moves[:, None], backed + missing[:, None], 0.0)
+        if PERSISTENT:
+            backed = tl.where(polls_left > 0, backed, float("nan"))
         if t >= 0:
             backed = tl.where(ends[:, None], asked_of_last, backed)
             reached = reached_by(message, backed)

@@ -1,0 +1,103 @@
+"""Ranks that work together, and what each is told when one fails."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from tests.distributed.launch import on_ranks, torchrun
+from tests.distributed.laws import all_hold
+from vlhmm.distributed import (
+    ALONE,
+    World,
+    any_rank,
+    barrier,
+    broadcast_object,
+    broadcast_tensors,
+    first_does,
+    gather_objects,
+    joined,
+    require_alike,
+    restarted,
+    shard,
+    sum_in_order,
+    world,
+)
+
+
+def test_the_laws_hold_on_processes_of_torchrun() -> None:
+    status, out, errors = torchrun("-m", "tests.distributed.laws", ranks=2)
+    assert (status, out) == (0, "all hold\n" * 2), errors
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_laws_hold_on_any_number_of_ranks(ranks: int) -> None:
+    assert on_ranks(all_hold, ranks) == ["None"] * ranks
+
+
+def test_one_process_gets_back_what_it_gave() -> None:
+    values = torch.ones(3)
+    assert world() == World(0, 1) == ALONE
+    assert not restarted()
+    with joined() as here:
+        assert here == ALONE
+    assert sum_in_order(values, ALONE) is values
+    assert broadcast_object(values, ALONE) is values
+    assert gather_objects(values, ALONE)[0] is values
+    assert broadcast_tensors({"a": values}, ALONE)["a"] is values
+    assert shard([1, 2, 3], ALONE) == [1, 2, 3]
+    assert any_rank([True, False], ALONE) == [True, False]
+    assert first_does(lambda: 5, ALONE, "five") == 5
+    barrier(ALONE)
+    require_alike({"seed": 0}, ALONE)
+
+
+def test_an_error_of_one_rank_is_raised_by_it_and_told_to_the_others() -> None:
+    def fails(here: World) -> None:
+        if here.rank == 1:
+            raise ValueError("no such file")
+        sum_in_order(torch.ones(3), here, "step 5")
+
+    others = "OtherRankError: rank 1: no such file"
+    assert on_ranks(fails, 3) == [others, "ValueError: no such file", others]
+
+
+def test_an_error_of_work_that_the_others_wait_for_ends_them() -> None:
+    def fails() -> None:
+        raise OSError("the disk is full")
+
+    told = on_ranks(lambda here: first_does(fails, here, "saving"), 2)
+    assert told == ["OSError: the disk is full", "OtherRankError: rank 0: the disk is full"]
+
+
+def test_an_error_of_all_ranks_is_raised_by_one() -> None:
+    told = on_ranks(lambda here: require_alike({"seed": here.rank // 2, "text": "ab"}, here), 3)
+    text = "seed is 0 on rank 0, but 1 on rank 2: start all ranks with the same code, settings and text"
+    assert sorted(told)[:2] == [f"OtherRankError: rank {told.index(f'ValueError: {text}')}: {text}"] * 2
+
+
+def test_a_rank_that_was_killed_is_named() -> None:
+    def killed(here: World) -> None:
+        if here.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sum_in_order(torch.ones(3), here, "step 7")
+
+    told = on_ranks(killed, 3)
+    text = "rank 1 was lost in step 7: it was killed, or its machine cannot be reached"
+    assert told[1] == "killed"
+    assert {told[0].partition(": ")[0], told[2].partition(": ")[0]} == {"LostRankError", "OtherRankError"}
+    assert told[0].endswith(text)
+    assert told[2].endswith(text)
+
+
+def test_a_rank_that_hangs_is_named_after_the_time_limit() -> None:
+    def hangs(here: World) -> None:
+        if here.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        sum_in_order(torch.ones(3), here, "step 9")
+
+    told = on_ranks(hangs, 3, time_limit=1.0, seconds=8)
+    assert told[2] == "hangs"
+    for other in told[:2]:
+        assert other.endswith("rank 2 did not answer for 1 s in step 9: it hangs, or the time limit is too short")

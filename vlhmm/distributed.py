@@ -1,0 +1,305 @@
+"""Several processes as one, by torch.distributed: torchrun starts them, gloo and NCCL carry what they tell each other.
+
+`World` says which of them this one is; functions take it as an argument. One process pays nothing: with `ALONE` each of them
+returns what it was given. Objects travel by gloo between CPUs, as torch pickles them, and are never written to files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Value = TypeVar("Value")
+Items = TypeVar("Items", bound=Sequence[Any] | Tensor)
+
+TIME_LIMIT = 600.0
+"""Seconds that a rank waits for the others before it says which of them hangs."""
+NCCL_EXTRA_SECONDS = 60.0
+"""NCCL ends a process without a message when its own limit is reached: gloo's comes first."""
+POLL_SECONDS = 0.05
+"""Between two looks at what another rank has told."""
+ROLL_CALL_SECONDS = 1.0
+"""In which ranks that have lost another one tell each other that they are there."""
+SUMMED_AT_ONCE = 1 << 22
+"""Numbers of each rank."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, and which of them this one is.
+
+    Example:
+        >>> from vlhmm.distributed import World
+        >>> World(rank=1, size=4).is_first
+        False
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """On this machine; the number of its GPU."""
+
+    @property
+    def is_first(self) -> bool:
+        """The one that writes files and tells of progress."""
+        return self.rank == 0
+
+
+ALONE = World()
+
+
+class LostRankError(RuntimeError):
+    """A rank was killed, or does not answer within the time limit."""
+
+
+class OtherRankError(RuntimeError):
+    """Another rank failed, and has told why: there is nothing to add."""
+
+
+def launched() -> bool:
+    """torchrun, or whoever sets the same environment variables, has started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def restarted() -> bool:
+    """torchrun has started the processes anew after one of them failed."""
+    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def world() -> World:
+    """Of the present process group; `ALONE` where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ALONE
+    return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@contextmanager
+def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
+    """The world that torchrun has started this process in, until the block ends; `ALONE` without torchrun.
+
+    Within a process group it is that one, which its owner leaves. Where ranks fail, the first one raises its error, named by its
+    rank; in all others `OtherRankError` is raised.
+
+    Args:
+        time_limit: Seconds that a rank waits for the others.
+
+    Yields:
+        The world.
+
+    Raises:
+        LostRankError: A rank was killed or hangs.
+        OtherRankError: Another rank has failed.
+
+    Example:
+        >>> from vlhmm.distributed import joined
+        >>> with joined() as world:
+        ...     print(world.size)
+        1
+    """
+    owner = launched() and not dist.is_initialized()
+    if owner:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=time_limit))
+    here = world()
+    if here.size > 1 and "cpu" not in str(dist.get_backend_config()):
+        raise ValueError(
+            f"the process group's backend is {dist.get_backend()!r}, which moves no CPU tensors: make it by "
+            'init_process_group("cpu:gloo,cuda:nccl")'
+        )
+    try:
+        yield here
+    except (Exception, KeyboardInterrupt) as error:
+        if here.size > 1 and owner:
+            _claim(here, error)
+        raise
+    finally:
+        if owner:
+            dist.destroy_process_group()
+
+
+def _claim(here: World, error: BaseException) -> None:
+    """The first rank that comes here raises its own error; in the others this raises that one's."""
+    if isinstance(error, OtherRankError):
+        return
+    try:
+        # The store lives in torchrun, and so longer than any rank.
+        if _store().add("vlhmm/failed", 1) == 1:
+            _store().set("vlhmm/error", f"rank {here.rank}: {error}")
+            return
+        _store().wait(["vlhmm/error"], timedelta(seconds=ROLL_CALL_SECONDS))
+        other = _other_rank_error()
+    except RuntimeError:
+        # Nobody is left to be told.
+        return
+    raise other from error
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _other_rank_error() -> OtherRankError:
+    return OtherRankError(_store().get("vlhmm/error").decode())
+
+
+@contextmanager
+def collective(here: World, what: str = "") -> Iterator[None]:
+    """What ranks do together, and where in their work: an error of the transport says which rank is missing."""
+    if here.size == 1:
+        yield
+        return
+    begun = time.monotonic()
+    try:
+        yield
+    except OtherRankError:
+        raise
+    # All that gloo and NCCL raise.
+    except RuntimeError as error:
+        raise _lost(here, what, time.monotonic() - begun, "timed out" in str(error).lower()) from error
+
+
+def _lost(here: World, what: str, waited: float, timed_out: bool) -> Exception:
+    try:
+        store = _store()
+        store.set(f"vlhmm/present/{here.rank}", "")
+        # Ranks that wait as well reach their limits a little later.
+        end = time.monotonic() + (max(ROLL_CALL_SECONDS, min(10.0, waited / 2)) if timed_out else ROLL_CALL_SECONDS)
+        absent = list(range(here.size))
+        while absent and time.monotonic() < end:
+            if store.check(["vlhmm/error"]):
+                return _other_rank_error()
+            absent = [rank for rank in absent if not store.check([f"vlhmm/present/{rank}"])]
+            time.sleep(POLL_SECONDS)
+    except RuntimeError:
+        return LostRankError(f"contact with the other ranks and with torchrun is lost{what and f' in {what}'}")
+    named = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else "another rank"
+    where = what and f" in {what}"
+    if timed_out:
+        return LostRankError(
+            f"{named} did not answer for {waited:.0f} s{where}: it hangs, or the time limit is too short"
+        )
+    return LostRankError(f"{named} was lost{where}: it was killed, or its machine cannot be reached")
+
+
+def shard(items: Items, here: World) -> Items:
+    """This rank's part of `items`, a sequence that can be sliced: parts follow one another in the order of ranks, and their sizes
+    differ by one at most.
+
+    Example:
+        >>> from vlhmm.distributed import World, shard
+        >>> [list(shard(range(5), World(rank, 3))) for rank in range(3)]
+        [[0], [1, 2], [3, 4]]
+    """
+    first, end = (len(items) * rank // here.size for rank in (here.rank, here.rank + 1))
+    return cast("Items", items[first:end])
+
+
+def sum_in_order(values: Tensor, here: World, what: str = "") -> Tensor:
+    """The sum of all ranks' `values`, which have one shape, added in the order of ranks: the same bits on each, every time."""
+    if here.size == 1:
+        return values
+    own = values.detach().cpu().contiguous().view(-1)
+    total = torch.empty_like(own)
+    for first in range(0, own.numel(), SUMMED_AT_ONCE):
+        part = own[first : first + SUMMED_AT_ONCE]
+        parts = [torch.empty_like(part) for _ in range(here.size)]
+        with collective(here, what):
+            dist.all_gather(parts, part)
+        summed = parts[0]
+        for other in parts[1:]:
+            summed += other
+        total[first : first + SUMMED_AT_ONCE] = summed
+    return total.view(values.shape).to(values.device)
+
+
+def gather_objects(value: Value, here: World, what: str = "") -> list[Value]:
+    """Every rank's `value`, in the order of ranks."""
+    if here.size == 1:
+        return [value]
+    values: list[Any] = [None] * here.size
+    with collective(here, what):
+        dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast_object(value: Value, here: World, what: str = "") -> Value:
+    """The first rank's `value`."""
+    if here.size == 1:
+        return value
+    values = [value]
+    with collective(here, what):
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def broadcast_tensors(tensors: Mapping[str, Tensor], here: World, what: str = "") -> dict[str, Tensor]:
+    """The first rank's tensors, whatever the others give; on others they lie on the CPU."""
+    if here.size == 1:
+        return dict(tensors)
+    like = broadcast_object({name: (value.shape, value.dtype) for name, value in tensors.items()}, here, what)
+    received = {}
+    for name, (shape, dtype) in like.items():
+        own = tensors[name].detach().cpu().contiguous() if here.is_first else torch.empty(shape, dtype=dtype)
+        with collective(here, what):
+            dist.broadcast(own, 0)
+        received[name] = own
+    return received
+
+
+def first_does(work: Callable[[], Value], here: World, what: str) -> Value:
+    """What `work` gives on the first rank, on all of them. They wait as long as it takes; `what` names it, once in a run."""
+    if here.size == 1:
+        return work()
+    if here.is_first:
+        made: Value | None = work()
+        _store().set(f"vlhmm/done/{what}", "")
+    else:
+        made = None
+        with collective(here, what):
+            while not _store().check([f"vlhmm/done/{what}"]):
+                if _store().check(["vlhmm/error"]):
+                    raise _other_rank_error()
+                time.sleep(POLL_SECONDS)
+    return cast("Value", broadcast_object(made, here, what))
+
+
+def any_rank(flags: Sequence[bool], here: World, what: str = "") -> list[bool]:
+    """For each flag, whether it is set on any rank."""
+    if here.size == 1:
+        return list(flags)
+    told = torch.tensor(flags, dtype=torch.uint8)
+    with collective(here, what):
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+    return [bool(flag) for flag in told]
+
+
+def barrier(here: World, what: str = "") -> None:
+    """Until all ranks are here."""
+    if here.size > 1:
+        with collective(here, what):
+            dist.barrier()
+
+
+def require_alike(values: Mapping[str, Any], here: World) -> None:
+    """Refuses to begin if ranks differ in any of these values, which are settings, versions or hashes.
+
+    Example:
+        >>> from vlhmm.distributed import ALONE, require_alike
+        >>> require_alike({"vlhmm": "0.1"}, ALONE)
+    """
+    every = gather_objects({name: repr(value) for name, value in values.items()}, here, "the comparison of settings")
+    for rank, others in enumerate(every):
+        for name in values:
+            if others.get(name) != every[0].get(name):
+                raise ValueError(
+                    f"{name} is {every[0].get(name)} on rank 0, but {others.get(name)} on rank {rank}: "
+                    "start all ranks with the same code, settings and text"
+                )

@@ -1,0 +1,77 @@
+"""Kernels whose programs wait for one another give up after so many polls, say so in a word of page-locked memory, and end.
+
+A program that has given up makes NaN, or an infinite score, of what it could not read, and waits no more: a launch ends whatever happens. The
+word is memory of the host, so reading it costs no host-device synchronisation: whoever has waited for a result calls `check` before the
+result is used. Its place is fixed, so kernels in CUDA graphs write to it too.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+MAX_POLLS = 1 << 22
+"""Of one wait: seconds, where a step takes microseconds. Polls, not time: a process that the device has set aside does not poll."""
+
+OPERATIONS = (
+    "forward recursion, resident tile",
+    "backward recursion, resident tile",
+    "forward recursion",
+    "backward recursion",
+    "max-product",
+)
+"""By the number with which their kernels report."""
+FORWARD_RESIDENT, BACKWARD_RESIDENT, FORWARD, BACKWARD, MAX_PRODUCT = range(len(OPERATIONS))
+
+_reports: dict[torch.device, Tensor] = {}
+_lock = threading.Lock()
+
+
+class DeviceWaitError(RuntimeError):
+    """Programs of a cooperative kernel did not meet: its results are not usable."""
+
+
+def reports(device: torch.device) -> Int[Tensor, " operations"]:
+    """For each operation 0, or what a program has reported: its number + 1 in the upper 32 bits, the step in the lower ones.
+
+    One buffer a device, never freed. Kernels run eagerly before they are captured, so it exists by then.
+    """
+    device = _with_index(device)
+    with _lock:
+        if device not in _reports:
+            # A kernel may write to page-locked memory of the host.
+            _reports[device] = torch.zeros(len(OPERATIONS), dtype=torch.int64, pin_memory=device.type == "cuda")
+        return _reports[device]
+
+
+def check(device: torch.device) -> None:
+    """Raises if a kernel on this device has given up since the last call. To be called when the results have arrived.
+
+    Raises:
+        DeviceWaitError: Names the operation, the program that waited, the step and the bound.
+    """
+    device = _with_index(device)
+    found = _reports.get(device)
+    if found is None or not found.numpy().any():
+        return
+    with _lock:
+        values = found.tolist()
+        found.zero_()
+    told = [
+        f"{operation}: program {(value >> 32) - 1} at step {value & 0xFFFFFFFF}"
+        for operation, value in zip(OPERATIONS, values, strict=True)
+        if value
+    ]
+    raise DeviceWaitError(
+        f"programs of a cooperative kernel on {device} waited for one another in vain ({'; '.join(told)}; bound {MAX_POLLS:,} polls). "
+        "What it made is not a result. Most likely not all of its programs were on the device at once. Run the same within "
+        "vlhmm.ops.recursion.cutting.no_cooperative_kernels(), which launches a kernel for each position; "
+        "a training goes on with --resume"
+    )
+
+
+def _with_index(device: torch.device) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
