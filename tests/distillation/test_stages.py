@@ -248,7 +248,9 @@ def test_samples_without_prefix_begin_where_a_text_does(corpus, tmp_path):
     assert events[-1].num_tokens == 60
 
 
-@pytest.mark.parametrize("settings", [LSTMSettings(dim=6), AWDLSTMSettings(embedding_dim=6, hidden_dim=9, num_layers=2)])
+@pytest.mark.parametrize(
+    "settings", [LSTMSettings(dim=6), AWDLSTMSettings(embedding_dim=6, hidden_dim=9, num_layers=2)]
+)
 def test_a_saved_baseline_is_read_back(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("vlhmm.baselines.folder.FILE_BYTES", 500)
     model = build_baseline(settings, 30, torch.Generator().manual_seed(0))
