@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from vlhmm.baselines import training as baselines
-from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.capture import Graphed
 from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch
@@ -26,6 +25,7 @@ from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Model
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Tables
+from vlhmm.training.baseline_settings import BaselineSettings
 from vlhmm.training.presets import Recipe
 from vlhmm.training.step import Step
 

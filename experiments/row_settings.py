@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from vlhmm.baselines.settings import (
+from vlhmm.distillation.lvd import LVDSettings
+from vlhmm.settings import nearest, parse_setting, settings_from
+from vlhmm.training.baseline_settings import (
     AWDLSTMSettings,
     BaselineSettings,
     BuysHMMSettings,
     FeedForwardSettings,
     LSTMSettings,
 )
-from vlhmm.distillation.lvd import LVDSettings
-from vlhmm.settings import nearest, parse_setting, settings_from
 from vlhmm.training.em import EMSettings
 from vlhmm.training.presets import Recipe, preset
 

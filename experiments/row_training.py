@@ -14,9 +14,9 @@ from experiments.table_file import Row
 from experiments.taught_training import train_taught
 from experiments.texts import training_text
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS, KneserNey
-from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.baselines.training import TrainedBaseline, train_baseline
 from vlhmm.data import Corpus
+from vlhmm.training.baseline_settings import BaselineSettings
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import read_log
 

@@ -34,10 +34,10 @@ from experiments.row_settings import with_seed
 from experiments.row_training import train_row
 from experiments.table_file import Row, TableFile
 from experiments.texts import training_text
-from vlhmm.baselines.settings import BaselineSettings
 from vlhmm.data import Corpus
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.provenance import commit_of_source, device_name, versions
+from vlhmm.training.baseline_settings import BaselineSettings
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import RunFolder, read_log
 from vlhmm.training.trainer import DivergedError

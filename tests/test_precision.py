@@ -17,9 +17,9 @@ import vlhmm
 from vlhmm.baselines.adam import AdamStep
 from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.scorer import NeuralScorer
-from vlhmm.baselines.settings import FeedForwardSettings
 from vlhmm.ops.recursion import product
 from vlhmm.precision import Precision, float32_products, network_products
+from vlhmm.training.baseline_settings import FeedForwardSettings
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.step import Step
 

@@ -15,6 +15,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 MOVED = {
+    "vlhmm.baselines.settings": "vlhmm.training.baseline_settings",
     "vlhmm.checkpoint": "vlhmm.training.checkpoint",
     "vlhmm.decoder": "vlhmm.distillation.decoder",
     "vlhmm.em": "vlhmm.training.em",

@@ -18,12 +18,12 @@ from vlhmm.baselines.adam import AdamStep
 from vlhmm.baselines.averaged_sgd import AveragedSGDStep
 from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.lstm import LSTM
-from vlhmm.baselines.settings import AWDLSTMSettings, LSTMSettings
 from vlhmm.distillation.decoder import DecoderSettings, DecoderTraining
 from vlhmm.distillation.decoder.training import DecoderTask
 from vlhmm.models import ModelSettings, build
 from vlhmm.support import blocked_support
 from vlhmm.training import step as step_module
+from vlhmm.training.baseline_settings import AWDLSTMSettings, LSTMSettings
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.step import Step
 

@@ -2,15 +2,15 @@
 
 from vlhmm.baselines.kneser_ney import KneserNey
 from vlhmm.baselines.scorer import Baseline, NeuralScorer, build_baseline
-from vlhmm.baselines.settings import (
+from vlhmm.baselines.training import BaselineEvent, TrainedBaseline, train_baseline
+from vlhmm.baselines.unigram import Uniform, Unigram
+from vlhmm.training.baseline_settings import (
     AWDLSTMSettings,
     BaselineSettings,
     BuysHMMSettings,
     FeedForwardSettings,
     LSTMSettings,
 )
-from vlhmm.baselines.training import BaselineEvent, TrainedBaseline, train_baseline
-from vlhmm.baselines.unigram import Uniform, Unigram
 
 __all__ = [
     "AWDLSTMSettings",

@@ -9,11 +9,12 @@ from itertools import pairwise
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vlhmm.baselines.layers import Scored, State, embed, kept, shifted, word_log_probs
-from vlhmm.baselines.settings import AWDLSTMSettings
+from vlhmm.baselines.layers import After, Scored, State, embed, kept, lstm_step, shifted, word_log_probs
+from vlhmm.training.baseline_settings import AWDLSTMSettings
 
 ALIGNED: Final = 8
 """Hidden layers are filled up to a multiple of so many units by such whose weights are 0. They are always 0 and have no
@@ -72,6 +73,18 @@ class AWDLSTM(nn.Module):
             penalty = penalty + settings.change_penalty * (values[:, 1:] - values[:, :-1]).square().mean()
         log_probs = word_log_probs(dropped, self.embedding, self.bias, tokens)
         return Scored(log_probs, (tokens[:, -1], *cells), penalty)
+
+    def advance(self, state: State) -> tuple[Float[Tensor, "B H"], After]:
+        """What the next word is predicted from, without dropout, and the state by which it goes on."""
+        values = embed(self.embedding, state[0])
+        cells: list[Tensor] = []
+        for index, layer in enumerate(self.lstms):
+            values, cell = lstm_step(values, layer, state[1 + 2 * index][0], state[2 + 2 * index][0])
+            cells += [values[None], cell[None]]
+        return values, lambda word: (word, *cells)
+
+    def next_logits(self, features: Float[Tensor, "B H"]) -> Float[Tensor, "B X"]:
+        return F.linear(features, self.embedding, self.bias)
 
     def _real_parts(self) -> dict[str, Bool[Tensor, ...]]:
         """For each parameter, by its name: which of its entries belong to units that are there."""

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vlhmm.baselines.layers import Scored, State, shifted, word_log_probs
-from vlhmm.baselines.settings import BuysHMMSettings
+from vlhmm.baselines.layers import After, Scored, State, shifted, word_log_probs
 from vlhmm.ops.emission.word_rows import word_rows
 from vlhmm.ops.recursion import Factors, recursion
 from vlhmm.precision import Precision
+from vlhmm.training.baseline_settings import BuysHMMSettings
 
 MIN_SHARE: Final = 1e-18
 """Of a transition's row, what a word may leave; its square must not overflow float32."""
@@ -74,6 +74,25 @@ class BuysHMM(nn.Module):
             if self.settings.state == "sigmoid":
                 log_probs = log_probs - log_entered.logsumexp(-1)
         return Scored(log_probs, (tokens[:, -1], belief))
+
+    def advance(self, state: State) -> tuple[Float[Tensor, "B Z"], After]:
+        """log s_t, what the next word is predicted from, and the state by which it goes on."""
+        last, belief = state
+        inputs = self._inputs(last[:, None])
+        walk = self._delayed if self.settings.delay_transition_softmax else self._mixed
+        log_entered, _ = walk(torch.zeros_like(belief)[:, None], inputs, last, belief)
+
+        def after(word: Tensor) -> State:
+            _, entered = walk(self.log_emission(word[:, None]), inputs, last, belief)
+            return word, entered
+
+        return log_entered[:, 0], after
+
+    def next_logits(self, features: Float[Tensor, "B Z"]) -> Float[Tensor, "B X"]:
+        weights = features.exp()
+        if self.settings.delay_emission_softmax:
+            return F.linear(weights, self.emission, self.bias)
+        return F.linear(weights, (self.emission + self.bias[:, None]).softmax(0)).log()
 
     def _recursion(
         self,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vlhmm.baselines.layers import Scored, State, dropout, embed, kaiming_uniform, word_log_probs
-from vlhmm.baselines.settings import FeedForwardSettings
+from vlhmm.baselines.layers import After, Scored, State, dropout, embed, kaiming_uniform, word_log_probs
+from vlhmm.training.baseline_settings import FeedForwardSettings
 
 
 class FeedForward(nn.Module):
@@ -41,3 +41,12 @@ class FeedForward(nn.Module):
         hidden = dropout(F.relu(self.context(before)), self.settings.dropout, noise)
         hidden = dropout(F.relu(self.hidden(hidden)), self.settings.dropout, noise)
         return Scored(word_log_probs(hidden, self.embedding, None, tokens), (words[:, -num_before:],))
+
+    def advance(self, state: State) -> tuple[Float[Tensor, "B H"], After]:
+        """What the next word is predicted from, without dropout, and the state by which it goes on."""
+        (words,) = state
+        hidden = F.relu(self.context(embed(self.embedding, words).flatten(1)))
+        return F.relu(self.hidden(hidden)), lambda word: (torch.cat([words[:, 1:], word[:, None]], dim=1),)
+
+    def next_logits(self, features: Float[Tensor, "B H"]) -> Float[Tensor, "B X"]:
+        return F.linear(features, self.embedding)

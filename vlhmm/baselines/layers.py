@@ -7,6 +7,7 @@ none it is the model that is evaluated.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 
 State = tuple[Tensor, ...]
 """What a window leaves to the next one; the first tensors are the last words, -1 where there are none yet."""
+
+After = Callable[[Int[Tensor, " B"]], State]
+"""From the word that came to the state it leaves."""
 
 MAX_LOGITS: Final = 1 << 26
 """Logits that are held at once where no gradient is asked for."""
@@ -31,7 +35,7 @@ class Scored:
     """What is added to the loss in training."""
 
 
-def embed(weight: Float[Tensor, "X H"], tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T H"]:
+def embed(weight: Float[Tensor, "X H"], tokens: Int[Tensor, "*S"]) -> Float[Tensor, "*S H"]:
     """The words' rows; zeros where no word is."""
     return F.embedding(tokens.clamp(min=0), weight) * (tokens >= 0)[..., None]
 
@@ -52,6 +56,15 @@ def kept(like: Float[Tensor, ...], shape: tuple[int, ...], rate: float, noise: t
     """0 with probability `rate`, else 1 / (1 - rate): independent draws of the given shape."""
     mask = torch.empty(shape, dtype=like.dtype, device=like.device)
     return mask.bernoulli_(1 - rate, generator=noise).div_(1 - rate)
+
+
+def lstm_step(
+    values: Float[Tensor, "B I"], layer: nn.LSTM, hidden: Float[Tensor, "B H"], cell: Float[Tensor, "B H"]
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    """Hidden state and cell after one word, by the weights of a layer that reads windows."""
+    weights = [layer.get_parameter(f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    made: tuple[Tensor, Tensor] = torch.lstm_cell(values, (hidden, cell), *weights)
+    return made
 
 
 def word_log_probs(

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vlhmm.baselines.layers import Scored, State, dropout, embed, kaiming_uniform, shifted, word_log_probs
-from vlhmm.baselines.settings import LSTMSettings
+from vlhmm.baselines.layers import (
+    After,
+    Scored,
+    State,
+    dropout,
+    embed,
+    kaiming_uniform,
+    lstm_step,
+    shifted,
+    word_log_probs,
+)
+from vlhmm.training.baseline_settings import LSTMSettings
 
 
 class LSTM(nn.Module):
@@ -56,3 +67,18 @@ class LSTM(nn.Module):
         return Scored(
             word_log_probs(values, self.embedding, None, tokens), (tokens[:, -1], torch.cat(hiddens), torch.cat(cells))
         )
+
+    def advance(self, state: State) -> tuple[Float[Tensor, "B H"], After]:
+        """What the next word is predicted from, without dropout, and the state by which it goes on."""
+        last, hidden, cell = state
+        values = embed(self.embedding, last)
+        hiddens, cells = [], []
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, nn.LSTM)
+            values, c = lstm_step(values, layer, hidden[index], cell[index])
+            hiddens.append(values)
+            cells.append(c)
+        return values, lambda word: (word, torch.stack(hiddens), torch.stack(cells))
+
+    def next_logits(self, features: Float[Tensor, "B H"]) -> Float[Tensor, "B X"]:
+        return F.linear(features, self.embedding)

@@ -13,14 +13,14 @@ from vlhmm.baselines.buys_hmm import BuysHMM
 from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.layers import State
 from vlhmm.baselines.lstm import LSTM
-from vlhmm.baselines.settings import (
+from vlhmm.precision import float32_products
+from vlhmm.training.baseline_settings import (
     AWDLSTMSettings,
     BaselineSettings,
     BuysHMMSettings,
     FeedForwardSettings,
     LSTMSettings,
 )
-from vlhmm.precision import float32_products
 
 Baseline = FeedForward | LSTM | BuysHMM | AWDLSTM
 

@@ -17,11 +17,11 @@ from vlhmm.baselines.adam import AdamStep
 from vlhmm.baselines.averaged_sgd import AveragedSGDStep
 from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.scorer import Baseline, NeuralScorer, build_baseline, num_parameters
-from vlhmm.baselines.settings import AWDLSTMSettings, BaselineSettings, LSTMSettings
 from vlhmm.baselines.windows import RandomLengthWindows, ShuffledWindows, WindowsInOrder
 from vlhmm.data import Corpus
 from vlhmm.evaluate import evaluating
 from vlhmm.progress import Progress, result_of
+from vlhmm.training.baseline_settings import AWDLSTMSettings, BaselineSettings, LSTMSettings
 from vlhmm.training.trainer import (
     SAVE_SECONDS,
     VALID_STREAMS,

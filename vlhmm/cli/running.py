@@ -33,6 +33,9 @@ def watch_run(
     """
     writer = _TensorBoard(out / "tensorboard") if tensorboard else None
     passes = plan.recipe.train.epochs if plan.em is None else plan.em.iterations
+    if plan.recipe.stages is not None:
+        # Each stage has its own.
+        passes = 0
     shown = shown_events(events, passes, max_seconds)
     try:
         while True:
@@ -43,7 +46,7 @@ def watch_run(
         result: Result = stop.value
     except KeyboardInterrupt:
         # Not between two steps: before the first, while held-out text is scored, or asked for twice.
-        if (out / STATE).exists():
+        if (out / STATE).exists() or plan.recipe.stages is not None:
             message(f"what was trained is kept in {out}; go on with: {_go_on(out, by_same_command)}")
         raise
     if writer is not None:

@@ -45,7 +45,7 @@ class Asked:
 
     def recipe(self, chosen: Recipe | None = None) -> Recipe:
         """The preset, changed by the file, changed by --set and --seed; `chosen` where the preset is left open."""
-        from vlhmm.training.presets import Recipe, preset
+        from vlhmm.training.presets import preset
 
         if self.leaves_preset_open:
             recipe = chosen or preset(DEFAULT_PRESET)
@@ -54,11 +54,8 @@ class Asked:
         if self.by_em and self.preset in (None, EM_PRESET):
             # Counting leaves equal states equal.
             recipe = recipe.with_changes({"init_scale": "1.0"})
-        values = recipe.to_dict()
-        for section, settings in self.sections.items():
-            if section != "em":
-                values[section] = {**values.get(section, {}), **settings}
-        return Recipe.from_dict(values).with_changes(self._recipe_changes())
+        sections = {name: settings for name, settings in self.sections.items() if name != "em"}
+        return recipe.with_sections(sections).with_changes(self._recipe_changes())
 
     def em(self) -> EMSettings | None:
         """The settings of Baum-Welch, if that is the method."""
@@ -106,10 +103,10 @@ class Asked:
 
 def _differences(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
     return [
-        f"{name} = {before[section][name]!r}, not {value!r}"
+        f"{name} = {before.get(section, {}).get(name)!r}, not {value!r}"
         for section, settings in now.items()
         for name, value in settings.items()
-        if before[section][name] != value
+        if before.get(section, {}).get(name) != value
     ]
 
 
@@ -138,6 +135,6 @@ def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
     for section, settings in values.items():
         if not isinstance(settings, dict):
             raise ValueError(
-                f"{path}: {section!r} stands outside [blocks], [model], [train] and [em]; put it under one"
+                f"{path}: {section!r} stands outside [blocks], [model], [train], [em] and those of stages; put it under one"
             )
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,6 +92,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR, with its settings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")] = False,
+    no_eval: Annotated[
+        bool, typer.Option("--no-eval", help="Do not score the held-out text at the end: the test text is left unread.")
+    ] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write events for TensorBoard too.")] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -161,6 +165,7 @@ def train(
         resume=resume,
         max_seconds=max_seconds,
         command=command_line(),
+        score_held_out=not no_eval,
     )
     results = watch_run(events, plan, out, tensorboard=tensorboard, max_seconds=max_seconds)
     status = exit_status(results, out)
@@ -180,7 +185,7 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
             shown.add_row(f"  {name}", str(value).lower() if isinstance(value, bool) else str(value))
         print_table(shown)
     line()
-    em, train = plan.em, plan.recipe.train
+    em, train = plan.em, plan.recipe.train if plan.recipe.stages is None else plan.recipe.stages.finetune
     batch = em or train
     passes = f"{train.epochs} epochs" if em is None else f"{em.iterations} iterations of Baum-Welch"
     available = f"{size(sizes.available_bytes)} free on {sizes.device}"
@@ -189,6 +194,7 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
             ("corpus", f"{corpus_label(sizes.corpus)}, {sizes.tokens:,} tokens, {sizes.corpus.tokenizer.vocabulary}"),
             ("states", f"{sizes.num_states:,} in {sizes.num_blocks:,} blocks"),
             ("parameters", f"{sizes.num_parameters:,}"),
+            *[(stage.name, f"{stage.tokens:,} tokens: {stage.what}") for stage in sizes.stages],
             ("steps", f"{sizes.steps:,} of {batch.batch_size} x {batch.window} tokens, {passes}"),
             ("memory", f"about {size(sizes.estimated_bytes)} while training, of {available}"),
             ("written", "nothing, this was a dry run"),
@@ -220,17 +226,25 @@ def print_held_out(figures: HeldOutText) -> None:
 
 def _show_results(results: RunResults, out: Path) -> None:
     from vlhmm.cli.running import export_hint
+    from vlhmm.progress import duration
     from vlhmm.reports import HeldOutText
 
     figures = results.figures
-    assert isinstance(figures, HeldOutText)
-    print_held_out(figures)
-    line()
-    rows = [("protocol", figures.test.protocol), ("model", str(out))]
+    rows = [("model", str(out))]
+    if isinstance(figures, HeldOutText):
+        print_held_out(figures)
+        line()
+        rows.insert(0, ("protocol", figures.test.protocol))
+    elif not math.isinf(results.best_check_perplexity):
+        rows.insert(
+            0, ("valid", f"perplexity {results.best_check_perplexity:,.1f} in parallel streams, at the best check")
+        )
+    rows += [(stage.name, f"{duration(stage.seconds)}, {stage.tokens:,} tokens") for stage in results.stages]
     if results.learning_curve:
         rows.append(("curve", results.learning_curve))
     if results.stopped == "time":
         rows.append(("go on", f"{program()} train --out {out} --resume"))
-    rows.append(("look", f"{program()} info {out}"))
-    rows.append(("ship", export_hint(out)))
+    if figures is not None:
+        rows.append(("look", f"{program()} info {out}"))
+        rows.append(("ship", export_hint(out)))
     facts(rows)

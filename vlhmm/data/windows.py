@@ -65,6 +65,10 @@ class Epoch:
         order = random.permutation(self.tokens.num_documents)
         begins, ends = self.tokens.offsets[:-1][order], self.tokens.offsets[1:][order]
         sizes = ends - begins
+        if len(sizes) and (sizes == sizes[0]).all():
+            # Rows are copied whole, a hundred times as fast as tokens one by one.
+            rows: NDArray[Any] = np.asarray(self.tokens.ids).reshape(len(sizes), sizes[0])[order]
+            return rows.reshape(-1)
         # Position i of the joined text lies in some document, (i - where that begins here) tokens into it.
         shift = begins - (np.cumsum(sizes) - sizes)
         joined: NDArray[Any] = self.tokens.ids[np.arange(len(self.tokens)) + np.repeat(shift, sizes)]

@@ -106,6 +106,8 @@ def _training(about: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     names = (
         "sampling_seconds",
         "train_seconds",
+        "stage_seconds",
+        "total_seconds",
         "step",
         "stopped",
         "device",

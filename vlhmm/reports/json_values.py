@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.data import Corpus
+from vlhmm.distillation.stages import FINETUNING
 from vlhmm.evaluate import Evaluation
 from vlhmm.inspection import Inspection
 from vlhmm.inspection.summary import BlockUsage
@@ -101,8 +102,16 @@ def as_values(value: Any) -> Any:
             return {**_fields(value, without=("state",)), "state": value.state.state, "words": words}
         case TrainingSummary(run=run):
             return {**_fields(value, without=("run",)), **({} if run is None else _fields(run))}
-        case RunResults(figures=figures, learning_curve=curve):
-            values = _fields(value, without=("figures", "learning_curve"))
+        case RunResults(figures=figures, learning_curve=curve, stages=stages):
+            values = _fields(value, without=("figures", "learning_curve", "stages"))
+            if stages:
+                seconds = {stage.name: round(stage.seconds, 1) for stage in stages}
+                seconds[FINETUNING] = round(value.train_seconds, 1)
+                values |= {
+                    "stages": as_values(stages),
+                    "stage_seconds": seconds,
+                    "total_seconds": sum(seconds.values()),
+                }
             # An interrupted run has neither.
             return values if figures is None else {**values, **_fields(figures), "learning_curve": curve}
         case DistillationResults(run, plain):

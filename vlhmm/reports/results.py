@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vlhmm.data import Corpus
 from vlhmm.distillation.material import HeldOutSamples
+from vlhmm.distillation.stages import StageRecord
 from vlhmm.reports.evaluation import HeldOutText
 from vlhmm.training.trainer import Reason
 
@@ -37,6 +38,8 @@ class RunResults:
     """Of the best weights; None: the run was interrupted."""
     learning_curve: str | None
     """The file of the picture; None: it was not drawn."""
+    stages: tuple[StageRecord, ...] = ()
+    """What came before the training on the text alone, each with its seconds; `train_seconds` are of that alone."""
 
 
 @dataclass(frozen=True)

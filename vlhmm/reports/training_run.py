@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus
 from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.distillation.material import DrawnSamples, HeldOutSamples, held_out_samples
+from vlhmm.distillation.stages import Taught, teaching, told_of_stages
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
 from vlhmm.progress import Note, Progress, duration, result_of
@@ -23,14 +25,16 @@ from vlhmm.reports.evaluation import HeldOutText, evaluating_held_out
 from vlhmm.reports.json_values import as_values
 from vlhmm.reports.results import RunResults
 from vlhmm.reports.sources import corpus_label
+from vlhmm.tensor_file import FolderError
 from vlhmm.training.checkpoint import TOKENIZER
 from vlhmm.training.em import em_training
 from vlhmm.training.estimate import estimate_seconds
 from vlhmm.training.gradient import training
 from vlhmm.training.joint_phase import JointPhase
-from vlhmm.training.plan import RECIPE, Plan, training_steps
+from vlhmm.training.plan import RECIPE, Plan, epoch_of, training_steps
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import RESULTS, RunFolder, read_log
+from vlhmm.training.settings import TrainSettings
 from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped, relay
 
 BLOCKS, CURVE = "blocks.tsv", "learning_curve.png"
@@ -50,6 +54,7 @@ def train_and_report(
     command: str = "",
     joint: JointPhase | None = None,
     samples: DrawnSamples | None = None,
+    score_held_out: bool = True,
 ) -> RunResults:
     """Train a model as `vlhmm train` does, and leave it with results.json and a learning curve in a folder.
 
@@ -64,6 +69,7 @@ def train_and_report(
         command: What the results are said to come from.
         joint: A first phase that maximises log p(x, z) with given states z; None: none.
         samples: The corpus is these samples of a teacher, and is compared with it; None: the held-out text is scored.
+        score_held_out: Score the held-out text at the end; False: the test text is left unread.
 
     Returns:
         What results.json holds. Without figures if SIGINT or SIGTERM interrupted the training.
@@ -95,6 +101,7 @@ def train_and_report(
             command=command,
             joint=joint,
             samples=samples,
+            score_held_out=score_held_out,
         )
     )
 
@@ -111,9 +118,14 @@ def training_run(
     command: str = "",
     joint: JointPhase | None = None,
     samples: DrawnSamples | None = None,
+    score_held_out: bool = True,
 ) -> Generator[RunEvent, None, RunResults]:
     """`train_and_report`, an event at a time."""
     device = torch.device(device)
+    if plan.recipe.stages is not None and (plan.em is not None or joint is not None or samples is not None):
+        raise ValueError(
+            "a recipe with a teacher's stages is trained by gradient on a text: leave out em, joint and samples"
+        )
     # Held to the end: all that is written into the folder is written under its lock.
     with RunFolder(Path(out), resume) as folder:
         blocks = yield from _blocks(plan.recipe, corpus, folder, blocks_file)
@@ -123,14 +135,30 @@ def training_run(
             f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
             f"{model.num_parameters:,} parameters, on {device}"
         )
-        stopped = yield from _train(plan, corpus, folder, blocks, model, max_seconds, joint)
+        taught: Taught | None = None
+        if plan.recipe.stages is not None:
+            if not resume and (folder.path / RECIPE).exists():
+                raise FolderError(
+                    f"{folder.path} already holds a run: go on with it by --resume, or choose another folder"
+                )
+            training_steps(plan.recipe, corpus)
+            _write_plan(plan, corpus, folder, blocks)
+            begun = time.monotonic()
+            taught = yield from teaching(plan.recipe, corpus, blocks, model, folder.path, max_seconds=max_seconds)
+            if max_seconds is not None:
+                max_seconds = max(0.0, max_seconds - (time.monotonic() - begun))
+        if taught is not None and taught.stopped is not None:
+            stopped = taught.stopped
+        else:
+            stopped = yield from _train(plan, corpus, folder, blocks, model, max_seconds, joint, taught)
         figures: HeldOutText | HeldOutSamples | None = None
         curve = None
-        if stopped.reason != "interrupted":
-            if samples is None:
-                figures = yield from evaluating_held_out(model, corpus)
-            else:
+        # A run that was stopped in a stage has no model yet.
+        if stopped.reason != "interrupted" and (taught is None or taught.stopped is None):
+            if samples is not None:
                 figures = held_out_samples(model, corpus, samples)
+            elif score_held_out:
+                figures = yield from evaluating_held_out(model, corpus)
             curve = yield from _draw_curve(folder.path, f"{corpus.name}, {model.support.num_states:,} states")
         results = RunResults(
             stopped=stopped.reason,
@@ -149,6 +177,7 @@ def training_run(
             torch=torch.__version__,
             figures=figures,
             learning_curve=curve,
+            stages=() if taught is None else taught.records,
         )
         atomic_write(folder.path / RESULTS, (json.dumps(as_values(results), indent=2) + "\n").encode())
     return results
@@ -162,20 +191,31 @@ def _train(
     model: Model,
     max_seconds: float | None,
     joint: JointPhase | None,
+    taught: Taught | None,
 ) -> Generator[Note | StepEvent | CheckEvent, None, Stopped]:
     resume = folder.resume
     if plan.em is None:
-        settings = plan.recipe.train
+        settings = plan.recipe.train if plan.recipe.stages is None else plan.recipe.stages.finetune
         if model.group_of_word.device.type == "cpu" and joint is None and not resume:
-            yield Note(_estimate(model, corpus, plan.recipe))
-        events = training(model, corpus, settings, joint=joint, out=folder, resume=resume, max_seconds=max_seconds)
+            yield Note(_estimate(model, corpus, settings))
+        before = None if taught is None else told_of_stages(plan.recipe, taught)
+        events = training(
+            model,
+            corpus,
+            settings,
+            joint=joint,
+            out=folder,
+            resume=resume,
+            max_seconds=max_seconds,
+            before=before,
+        )
     else:
         events = em_training(model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds)
     return (yield from relay(_with_plan(events, plan, corpus, folder, blocks), Stopped))
 
 
-def _estimate(model: Model, corpus: Corpus, recipe: Recipe) -> str:
-    settings, steps = recipe.train, training_steps(recipe, corpus)
+def _estimate(model: Model, corpus: Corpus, settings: TrainSettings) -> str:
+    steps = settings.epochs * epoch_of(corpus.train, settings).num_windows
     return (
         f"about {duration(estimate_seconds(model, corpus, settings))} for {steps:,} steps, epochs = {settings.epochs}, by the time "
         "of a few; fewer by --set epochs=N, an earlier end by --max-seconds S"
@@ -186,16 +226,22 @@ def _with_plan(
     events: Iterator[Event], plan: Plan, corpus: Corpus, folder: RunFolder, blocks: Blocks
 ) -> Iterator[Event]:
     """The events; with the first of them plan and blocks are written: settings that are refused leave no plan."""
-    planned = folder.resume and (folder.path / RECIPE).exists()
+    planned = False
     for event in events:
         if not planned:
-            # The plan last: a folder that has one has its blocks and its tokenizer too.
-            corpus.tokenizer.save(folder.path / TOKENIZER)
-            counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
-            blocks.save(folder.path / BLOCKS, corpus.tokenizer.tokens(), counts)
-            plan.save(folder.path)
+            _write_plan(plan, corpus, folder, blocks)
             planned = True
         yield event
+
+
+def _write_plan(plan: Plan, corpus: Corpus, folder: RunFolder, blocks: Blocks) -> None:
+    if folder.resume and (folder.path / RECIPE).exists():
+        return
+    # The plan last: a folder that has one has its blocks and its tokenizer too.
+    corpus.tokenizer.save(folder.path / TOKENIZER)
+    counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
+    blocks.save(folder.path / BLOCKS, corpus.tokenizer.tokens(), counts)
+    plan.save(folder.path)
 
 
 def _blocks(

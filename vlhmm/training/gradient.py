@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,14 @@ def training(
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
     save_at_end: bool = True,
+    before: Mapping[str, Any] | None = None,
 ) -> Generator[Event, None, None]:
     """The training of an HMM, an event at a time; the last one is `Stopped`.
 
-    `joint`: what comes before p(x). `save_seconds`: checks that come sooner after the last save do not save, which takes
+    `joint`: what comes before p(x). `before`: what the model's folder is to say of the stages before this training. `save_seconds`: checks that come sooner after the last save do not save, which takes
     long for large models; nor does the end without `save_at_end`, where nobody will read it.
     """
-    task = GradientTask(model, corpus, settings, joint, path_of(out))
+    task = GradientTask(model, corpus, settings, joint, path_of(out), before)
     folder = out if isinstance(out, RunFolder) else None
     yield from fit(
         task, folder=folder, resume=resume, max_seconds=max_seconds, save_seconds=save_seconds, save_at_end=save_at_end
@@ -134,6 +135,7 @@ class GradientTask:
         settings: TrainSettings,
         joint: JointPhase | None = None,
         out: Path | None = None,
+        before: Mapping[str, Any] | None = None,
     ) -> None:
         if corpus.tokenizer.vocab_size != model.support.num_words:
             raise ValueError(
@@ -151,10 +153,11 @@ class GradientTask:
             max(1, round(check * self.steps_per_epoch / settings.checks_per_epoch))
             for check in range(1, settings.checks_per_epoch + 1)
         }
-        self.about = {
+        self.about: dict[str, Any] = {
             "vlhmm": __version__,
             "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
             "train": asdict(settings),
+            **(before or {}),
         }
         if joint is not None:
             self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vlhmm.cluster import Blocks, random_blocks
-from vlhmm.data import Corpus, Tokenizer
+from vlhmm.data import Corpus, Tokenizer, Tokens
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.corpus import MANIFEST, NAMES
 from vlhmm.data.json_file import read_json_object
@@ -19,9 +19,12 @@ from vlhmm.data.windows import Epoch
 from vlhmm.memory import available_bytes
 from vlhmm.models import Model
 from vlhmm.settings import settings_from
+from vlhmm.training.baseline_settings import kind_of
 from vlhmm.training.checkpoint import TOKENIZER
 from vlhmm.training.em import EMSettings, em_steps
 from vlhmm.training.presets import Recipe
+from vlhmm.training.settings import TrainSettings
+from vlhmm.training.stage_settings import PretrainedSettings
 
 RECIPE = "recipe.json"
 TILE_COPIES = 8
@@ -79,10 +82,53 @@ def kept_tokenizer(folder: Path, source: str) -> Tokenizer | None:
 
 
 def training_steps(recipe: Recipe, corpus: Corpus) -> int:
-    settings = recipe.train
-    epoch = Epoch(corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, 0)
+    """Of the training on the text alone; refused where the text is too short for one."""
+    settings = recipe.train if recipe.stages is None else recipe.stages.finetune
+    epoch = epoch_of(corpus.train, settings)
     epoch.check()
     return settings.epochs * epoch.num_windows
+
+
+def epoch_of(tokens: Tokens, settings: TrainSettings, number: int = 0) -> Epoch:
+    return Epoch(tokens, settings.windows, settings.batch_size, settings.window, settings.seed, number)
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """What a stage is going to do."""
+
+    name: str
+    tokens: int
+    """Drawn, or read in training."""
+    what: str
+
+
+def planned_stages(recipe: Recipe, corpus: Corpus) -> list[PlannedStage]:
+    """The stages of a recipe in their order; empty where it has none."""
+    stages = recipe.stages
+    if stages is None:
+        return []
+    real, samples, teacher = len(corpus.train), stages.samples, stages.teacher
+    mixed = samples.tokens + samples.real_copies * real
+    if isinstance(teacher, PretrainedSettings):
+        first = PlannedStage("teacher", 0, f"{teacher.model}, which is trained already")
+    else:
+        first = PlannedStage("teacher", teacher.epochs * real, f"{kind_of(teacher)}, {teacher.epochs} epochs")
+    how = f"{samples.length} tokens after {samples.prefix} real ones, {samples.batch_size:,} side by side"
+    return [
+        first,
+        PlannedStage("samples", samples.tokens, f"{how}, temperature {samples.temperature:g}"),
+        PlannedStage(
+            "mixture",
+            recipe.train.epochs * mixed,
+            _passes(recipe.train, f"with {samples.real_copies} times the real text"),
+        ),
+        PlannedStage("finetuning", stages.finetune.epochs * real, _passes(stages.finetune, "on the real text")),
+    ]
+
+
+def _passes(settings: TrainSettings, over: str) -> str:
+    return f"{settings.epochs} epoch{'s' * (settings.epochs != 1)} {over}, {settings.batch_size} x {settings.window} tokens a step"
 
 
 @dataclass(frozen=True)
@@ -103,6 +149,8 @@ class Forecast:
     device: str
     recipe: dict[str, dict[str, Any]]
     """Every setting, by section."""
+    stages: list[PlannedStage]
+    """Where a teacher writes text first; `steps` are those of the last of them."""
 
 
 def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: Path | None = None) -> Forecast:
@@ -149,6 +197,7 @@ def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: P
         available_bytes=available_bytes(device),
         device=str(device),
         recipe=sections,
+        stages=planned_stages(recipe, corpus),
     )
 
 

@@ -14,7 +14,9 @@ from vlhmm.models import Model, ModelSettings, Reset, build, build_blocked
 from vlhmm.progress import Progress, result_of
 from vlhmm.settings import nearest, parse_setting, settings_from
 from vlhmm.support import uniform_support
+from vlhmm.training.baseline_settings import AWDLSTMSettings
 from vlhmm.training.settings import TrainSettings
+from vlhmm.training.stage_settings import STAGES, SampledText, Stages, merged_sections, parse_stage_setting
 
 
 @dataclass(frozen=True)
@@ -37,28 +39,49 @@ class Recipe:
     blocks: BlockSettings = field(default_factory=BlockSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    """With `stages`: the training on samples mixed with real text, which comes before that on real text alone."""
+    stages: Stages | None = None
+    """A teacher, its samples and the training on real text; None: the text is trained on and nothing else."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Recipe:
-        """From sections `blocks`, `model` and `train`, as in a TOML file."""
+        """From sections `blocks`, `model` and `train`, as in a TOML file; `teacher`, `samples` or `finetune` ask for stages."""
         for section in values:
-            if section not in _SECTIONS:
-                raise ValueError(f"unknown section {section!r}; {nearest(section, _SECTIONS)}")
-        return cls(**{name: settings_from(kind, values.get(name, {})) for name, kind in _SECTIONS.items()})
+            if section not in (*_SECTIONS, *STAGES):
+                raise ValueError(f"unknown section {section!r}; {nearest(section, (*_SECTIONS, *STAGES))}")
+        made = cls(**{name: settings_from(kind, values.get(name, {})) for name, kind in _SECTIONS.items()})
+        staged = any(section in values for section in STAGES)
+        return replace(made, stages=Stages.from_dict(values)) if staged else made
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        return {name: asdict(getattr(self, name)) for name in _SECTIONS}
+        own = {name: asdict(getattr(self, name)) for name in _SECTIONS}
+        return own if self.stages is None else {**own, **self.stages.to_dict()}
+
+    def with_sections(self, sections: Mapping[str, Mapping[str, Any]]) -> Recipe:
+        """With the settings of these sections in place of its own."""
+        return Recipe.from_dict(merged_sections(self.to_dict(), sections))
 
     def with_changes(self, changes: Mapping[str, str]) -> Recipe:
-        """With settings as a person types them, `dim` = `128`; every name belongs to one section."""
+        """With settings as a person types them, `dim` = `128`; every name belongs to one section.
+
+        Those of stages have the section before their name, `finetune.epochs` = `2`; the seed is that of all stages.
+        """
         values = self.to_dict()
         section_of = {item.name: section for section, kind in _SECTIONS.items() for item in fields(kind)}
+        of_stages: dict[str, dict[str, Any]] = {}
+        kind = changes.get("teacher.kind", values.get("teacher", {}).get("kind", "awd-lstm"))
         for name, text in changes.items():
+            stage, _, rest = name.partition(".")
+            if stage in STAGES and rest:
+                of_stages.setdefault(stage, {})[rest] = parse_stage_setting(stage, rest, text, kind)
+                continue
             if name not in section_of:
                 raise ValueError(f"unknown setting {name!r}; {nearest(name, section_of)}")
             section = section_of[name]
             values[section][name] = parse_setting(_SECTIONS[section], name, text)
-        return Recipe.from_dict(values)
+            if name == "seed" and self.stages is not None:
+                of_stages.setdefault("finetune", {}).setdefault(name, values[section][name])
+        return Recipe.from_dict(merged_sections(values, of_stages))
 
     def make_blocks(self, corpus: Corpus) -> Blocks:
         return result_of(self.making_blocks(corpus))
@@ -141,6 +164,12 @@ def _factored(*matrices: str) -> Recipe:
     free = [settings for matrix, settings in _FREE.items() if matrix not in matrices]
     learning_rate = 0.1 if "a" in matrices else 0.4
     return _lee2025(learning_rate, **_LINEAR, **{name: value for settings in free for name, value in settings.items()})
+
+
+_MIXTURE_TRAINING = TrainSettings(
+    epochs=1, batch_size=32, window=64, state_dropout=0.25, ema=0.998, weight_decay=0.05, checks_per_epoch=20
+)
+"""One pass over samples of a teacher mixed with real text."""
 
 
 PRESETS: dict[str, Recipe] = {
@@ -237,6 +266,28 @@ PRESETS: dict[str, Recipe] = {
         BlockSettings(num_blocks=128),
         ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
         TrainSettings(epochs=10, batch_size=32, window=64, state_dropout=0.5, ema=0.998, weight_decay=0.05),
+    ),
+    # From the text of a teacher that is trained on the same text.
+    "taught-ptb": Recipe(
+        BlockSettings(num_blocks=512),
+        ModelSettings(states_per_block=256, transition="block-factored", initialisation="paper"),
+        _MIXTURE_TRAINING,
+        Stages(
+            AWDLSTMSettings(epochs=50, average_after=30),
+            SampledText(),
+            replace(_MIXTURE_TRAINING, learning_rate=2e-3, epochs=2, weight_decay=0.3, checks_per_epoch=4),
+        ),
+    ),
+    "taught-wt2": Recipe(
+        BlockSettings(num_blocks=512),
+        ModelSettings(states_per_block=256, transition="block-factored", initialisation="paper"),
+        _MIXTURE_TRAINING,
+        Stages(
+            AWDLSTMSettings(batch_size=80, input_dropout=0.65, hidden_dropout=0.2, epochs=60, average_after=35),
+            # A batch of fewer rows: the vocabulary is three times as large.
+            SampledText(batch_size=4096),
+            replace(_MIXTURE_TRAINING, learning_rate=2e-3, epochs=2, weight_decay=0.3, checks_per_epoch=4),
+        ),
     ),
 }
 

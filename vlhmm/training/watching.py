@@ -23,7 +23,7 @@ SMOOTHED_STEPS = 20
 def shown_events(
     events: Generator[Any, None, Result], passes: int, max_seconds: float | None = None
 ) -> Generator[Any, None, Result]:
-    """The same events, shown while they are passed on. `max_seconds`: the time limit of the training."""
+    """The same events, shown while they are passed on. `passes`: over the text; 0: not known. `max_seconds`: the time limit of the training."""
     with closing(events), progress_bar("training", None) as shown:
         steps, training = Steps(shown, "training"), _Training(shown, passes, max_seconds)
         while True:
@@ -71,10 +71,11 @@ class _Training:
         elapsed = now - self._first[0]
         rate = (event.tokens - self._first[1]) / max(elapsed, 1e-9)
         epoch = min(self._passes, 1 + (event.step - 1) * self._passes // event.num_steps)
+        of_passes = f"epoch {epoch}/{self._passes}" if self._passes else ""
         known = "states given" if event.joint else f"perplexity {math.exp(self._loss):,.1f}"
         note = f"loss {self._loss:.3f}  {known}  {short(rate)} tokens/s"
         left = None if self._max_seconds is None else max(0.0, self._max_seconds - elapsed)
-        self._shown.update(event.step, event.num_steps, note, f"epoch {epoch}/{self._passes}", left)
+        self._shown.update(event.step, event.num_steps, note, of_passes, left)
 
 
 def _check_line(event: CheckEvent) -> Text:

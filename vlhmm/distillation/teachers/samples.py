@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from vlhmm.data import Tokenizer, Tokens
-from vlhmm.data.atomic import atomic_write, remove_partials
+from vlhmm.data.atomic import LOCK, atomic_write, remove_partials
 from vlhmm.data.json_file import read_json_object
 from vlhmm.data.prepare import write_manifest
 from vlhmm.data.tokens import id_dtype
@@ -72,7 +73,7 @@ class SampleEvent:
 
 
 @dataclass(frozen=True)
-class _Shard:
+class Shard:
     ids: NDArray[Any]
     lengths: NDArray[np.int64]
     log_probs: NDArray[np.float64]
@@ -95,7 +96,7 @@ def read_settings(folder: Path) -> SampleSettings | None:
 
 def num_sampled(folder: Path) -> int:
     """Tokens of the shards in `folder`."""
-    return sum(int(_read_shard(path).lengths.sum()) for path in _shards(folder))
+    return sum(int(read_shard(path).lengths.sum()) for path in shards_of(folder))
 
 
 def draw_samples(
@@ -113,17 +114,8 @@ def draw_samples(
     """
     if num_tokens < 1:
         raise ValueError(f"{num_tokens} tokens are to be drawn, at least 1 is needed")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise FolderError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
-    with lock:
-        remove_partials(folder)
-        remove_partials(folder / SHARDS)
-        _claim(folder, settings)
-        done = [_read_shard(path).lengths for path in _shards(folder)]
+    with claimed(folder, settings):
+        done = [read_shard(path).lengths for path in shards_of(folder)]
         drawn, samples, new = sum(int(lengths.sum()) for lengths in done), sum(map(len, done)), 0
         number = len(done)
         if drawn < num_tokens:
@@ -146,16 +138,38 @@ def draw_samples(
         _write_corpus(folder, settings)
 
 
-def _claim(folder: Path, settings: SampleSettings) -> None:
-    """The folder is for samples of these settings and no others."""
-    before = read_settings(folder)
-    if before is None:
-        if any(path.name != ".lock" for path in folder.iterdir()):
+@contextmanager
+def claimed(folder: Path, settings: Any) -> Iterator[None]:
+    """Within, the folder is this process's, and is for samples of these settings, a record, and no others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FolderError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
+    with lock:
+        remove_partials(folder)
+        remove_partials(folder / SHARDS)
+        _claim(folder, asdict(settings))
+        yield
+
+
+def _claim(folder: Path, now: dict[str, Any]) -> None:
+    path = folder / SETTINGS
+    if not path.is_file():
+        if any(found.name != LOCK for found in folder.iterdir()):
             raise FolderError(f"{folder} holds other files: choose a new folder for the samples")
-        atomic_write(folder / SETTINGS, json.dumps(asdict(settings), indent=2).encode())
+        atomic_write(path, json.dumps(now, indent=2).encode())
         return
-    now = asdict(settings)
-    changed = [f"{name} = {value!r}, not {now[name]!r}" for name, value in asdict(before).items() if now[name] != value]
+    try:
+        before = read_json_object(path)
+    except ValueError as error:
+        raise FolderError(f"{path} cannot be read ({error}): it was edited or is of another version") from None
+    if before.keys() != now.keys():
+        raise FolderError(
+            f"{path} cannot be read: it is of samples of another kind, was edited or is of another version"
+        )
+    changed = [f"{name} = {value!r}, not {now[name]!r}" for name, value in before.items() if now[name] != value]
     if changed:
         raise FolderError(
             f"the samples in {folder} were drawn with {'; '.join(changed)}: use the same, or another folder"
@@ -188,24 +202,24 @@ def _draw_shard(
     return drawn.lengths.cpu().numpy()
 
 
-def _shards(folder: Path) -> list[Path]:
+def shards_of(folder: Path) -> list[Path]:
     """In order, up to the first that is missing."""
     paths = sorted((folder / SHARDS).glob("*.safetensors"))
     return [path for number, path in enumerate(paths) if path.name == f"{number:06d}.safetensors"]
 
 
-def _read_shard(path: Path) -> _Shard:
+def read_shard(path: Path) -> Shard:
     tensors, _ = read_tensors(path)
     missing = {"ids", "lengths", "log_probs"} - tensors.keys()
     if missing:
         raise FolderError(f"{path} lacks {', '.join(sorted(missing))}: it is no shard of samples; delete it")
-    return _Shard(tensors["ids"].numpy(), tensors["lengths"].numpy(), tensors["log_probs"].numpy())
+    return Shard(tensors["ids"].numpy(), tensors["lengths"].numpy(), tensors["log_probs"].numpy())
 
 
 def _write_corpus(folder: Path, settings: SampleSettings) -> None:
     """train, valid and test as `load_corpus` reads them; the training text in windows that begin where a sample does."""
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    shards = [_read_shard(path) for path in _shards(folder)]
+    shards = [read_shard(path) for path in shards_of(folder)]
     lengths = np.concatenate([shard.lengths for shard in shards])
     every = Tokens(
         np.concatenate([shard.ids for shard in shards]).astype(id_dtype(tokenizer.vocab_size)),

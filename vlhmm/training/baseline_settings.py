@@ -163,6 +163,18 @@ class AWDLSTMSettings:
 
 BaselineSettings = FeedForwardSettings | LSTMSettings | BuysHMMSettings | AWDLSTMSettings
 
+BASELINES: dict[str, type[BaselineSettings]] = {
+    "awd-lstm": AWDLSTMSettings,
+    "lstm": LSTMSettings,
+    "feedforward": FeedForwardSettings,
+    "buys-hmm": BuysHMMSettings,
+}
+"""By the name that recipes have for them."""
+
+
+def kind_of(settings: BaselineSettings) -> str:
+    return next(name for name, kind in BASELINES.items() if type(settings) is kind)
+
 
 def _at_least(settings: object, names: Iterable[str], least: int) -> None:
     for name in names:

@@ -1,0 +1,202 @@
+"""Text that a teacher writes after stretches of a real text, kept in a folder: shards as they are drawn, and from them a corpus.
+
+Its training text are the samples, its validation and test text those of the real corpus. A shard depends on its number, the
+settings, the kind of device and the real text alone, so drawing can be stopped at any time and goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.baselines.sampling import BaselineSampler
+from vlhmm.baselines.scorer import Baseline
+from vlhmm.data import Corpus, Tokens
+from vlhmm.data.atomic import atomic_write
+from vlhmm.data.corpus import MANIFEST, eos_rule
+from vlhmm.data.prepare import write_manifest
+from vlhmm.data.sources import SPLITS
+from vlhmm.data.tokens import id_dtype, token_writer
+from vlhmm.distillation.teachers.drawing import TextDrawer
+from vlhmm.distillation.teachers.model import Teacher
+from vlhmm.distillation.teachers.samples import SHARDS, claimed, shards_of
+from vlhmm.tensor_file import read_tensor_header, read_tensors, write_tensors
+
+TEACHER = "teacher.json"
+"""How the teacher rates what it wrote."""
+
+
+@dataclass(frozen=True)
+class ContinuationSettings:
+    """What decides the text of every shard, beside the kind of device."""
+
+    teacher: str
+    """SHA-256 of a baseline, or the name of a language model."""
+    corpus: str
+    """Hash of the real text."""
+    length: int
+    prefix: int
+    temperature: float
+    batch_size: int
+    seed: int
+    device: str
+    """cuda or cpu."""
+
+
+@dataclass(frozen=True)
+class ContinuationEvent:
+    """One more shard is on disk."""
+
+    num_tokens: int
+    """Drawn so far, earlier runs included."""
+    new_tokens: int
+    """Of this run."""
+    perplexity: float
+    """Of this shard, by the distribution that it was drawn from."""
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What a teacher wrote after prefixes, one text a row."""
+
+    tokens: Int[Tensor, "B T"]
+    lengths: Int[Tensor, " B"]
+    log_probs: Float[Tensor, " B"]
+    position_log_probs: Float[Tensor, " T"] | None = None
+    """Means over rows, where all are of one length."""
+
+
+Continues = Callable[[Int[Tensor, "B P"], int], Continued]
+"""A teacher that continues prefixes, by a seed."""
+
+
+def baseline_writer(model: Baseline, settings: ContinuationSettings) -> Continues:
+    """A baseline of this package."""
+    sampler = BaselineSampler(
+        model, batch_size=settings.batch_size, length=settings.length, temperature=settings.temperature
+    )
+    lengths = torch.full((settings.batch_size,), settings.length)
+
+    def write(prefixes: Tensor, seed: int) -> Continued:
+        drawn = sampler(prefixes, seed)
+        return Continued(drawn.tokens, lengths, drawn.log_probs, drawn.position_log_probs)
+
+    return write
+
+
+def language_model_writer(teacher: Teacher, settings: ContinuationSettings) -> Continues:
+    """A causal language model of transformers; its texts end at EOS. Without prefix they begin from its BOS."""
+    begin = [] if settings.prefix else teacher.prompt_ids(None)[0]
+    drawer = TextDrawer(
+        teacher,
+        max_tokens=settings.length,
+        temperature=settings.temperature,
+        longest_prompt=max(settings.prefix, len(begin)),
+    )
+
+    def write(prefixes: Tensor, seed: int) -> Continued:
+        drawn = drawer(
+            [begin + prefix for prefix in prefixes.tolist()], torch.Generator(teacher.device).manual_seed(seed)
+        )
+        return Continued(drawn.tokens, drawn.lengths, drawn.log_probs)
+
+    return write
+
+
+def draw_continuations(
+    folder: Path, settings: ContinuationSettings, num_tokens: int, load: Callable[[], Continues], corpus: Corpus
+) -> Generator[ContinuationEvent, None, None]:
+    """Draw shards until `num_tokens` tokens are there, then write the corpus.
+
+    Args:
+        folder: Where the samples are kept.
+        settings: What decides them; samples of other settings are refused.
+        num_tokens: Tokens to draw, at least.
+        load: Gives the teacher; called only if text is missing.
+        corpus: The real text, whose validation and test text become those of the samples.
+
+    Yields:
+        An event for each new shard.
+
+    Raises:
+        ValueError: The text is shorter than a prefix.
+        FolderError: The folder holds samples of other settings, or is in use.
+    """
+    if settings.prefix > len(corpus.train):
+        raise ValueError(
+            f"a prefix of {settings.prefix:,} tokens, but the training text has {len(corpus.train):,}: make samples.prefix smaller"
+        )
+    with claimed(folder, settings):
+        paths = shards_of(folder)
+        drawn, new = sum(_length_of(path) for path in paths), 0
+        if drawn >= num_tokens and (folder / MANIFEST).is_file():
+            return
+        write: Continues | None = None
+        number = len(paths)
+        while drawn < num_tokens:
+            write = write or load()
+            made = _draw_shard(folder, number, write, settings, corpus.train)
+            count = int(made.lengths.sum())
+            number, drawn, new = number + 1, drawn + count, new + count
+            yield ContinuationEvent(drawn, new, math.exp(-float(made.log_probs.sum()) / count))
+        _write_corpus(folder, settings, corpus)
+
+
+def _draw_shard(folder: Path, number: int, write: Continues, settings: ContinuationSettings, text: Tokens) -> Continued:
+    random = np.random.default_rng([settings.seed, number])
+    begins = random.integers(len(text) - settings.prefix + 1, size=settings.batch_size)
+    prefixes = np.asarray(text.ids)[begins[:, None] + np.arange(settings.prefix)].astype(np.int64)
+    made = write(torch.from_numpy(prefixes), int(random.integers(2**62)))
+    lengths = made.lengths.cpu()
+    tokens = made.tokens.int().cpu()
+    written = torch.arange(tokens.shape[1]) < lengths[:, None]
+    ids = tokens.flatten() if bool((lengths == tokens.shape[1]).all()) else tokens[written]
+    tensors = {"ids": ids, "lengths": lengths, "log_probs": made.log_probs.double().cpu()}
+    if made.position_log_probs is not None:
+        tensors["position_log_probs"] = made.position_log_probs.float().cpu()
+    write_tensors(
+        folder / SHARDS / f"{number:06d}.safetensors", tensors, {"kind": "samples", "tokens": str(int(lengths.sum()))}
+    )
+    return Continued(tokens, lengths, tensors["log_probs"])
+
+
+def _length_of(path: Path) -> int:
+    return int(read_tensor_header(path).metadata["tokens"])
+
+
+def _write_corpus(folder: Path, settings: ContinuationSettings, corpus: Corpus) -> None:
+    tokenizer = corpus.tokenizer
+    tokenizer.save(folder / "tokenizer.json")
+    of_file: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "tokenizer_hash": tokenizer.hash}
+    total, log_prob = 0, 0.0
+    by_position: list[Tensor] = []
+    with token_writer(folder / "train.tokens", **of_file) as writer:
+        for path in shards_of(folder):
+            tensors, _ = read_tensors(path)
+            lengths = tensors["lengths"].numpy()
+            writer.write(tensors["ids"].numpy().astype(id_dtype(tokenizer.vocab_size)))
+            writer.add_documents(total + np.cumsum(lengths))
+            writer.add_source(None, None)
+            total += int(lengths.sum())
+            log_prob += float(tensors["log_probs"].sum())
+            if "position_log_probs" in tensors:
+                by_position.append(tensors["position_log_probs"].double())
+    for split in SPLITS:
+        if split != "train":
+            getattr(corpus, split).save(folder / f"{split}.tokens", **of_file)
+    rated: dict[str, Any] = {"perplexity": math.exp(-log_prob / total), "tokens": total}
+    if by_position:
+        mean = torch.stack(by_position).mean(0)
+        rated["perplexity_by_position"] = [round(value, 3) for value in (-mean).exp().tolist()]
+    atomic_write(folder / TEACHER, json.dumps(rated, indent=2).encode())
+    note = f"{settings.length} tokens after {settings.prefix} of {corpus.name}, of teacher {settings.teacher[:12]}"
+    write_manifest(folder, folder.name, tokenizer, eos_rule(tokenizer), note)
