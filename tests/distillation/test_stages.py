@@ -239,7 +239,7 @@ def test_samples_of_other_settings_are_refused(corpus, tmp_path):
 
 
 def test_a_prefix_longer_than_the_text_is_refused(corpus, tmp_path):
-    with pytest.raises(ValueError, match="samples.prefix smaller"):
+    with pytest.raises(ValueError, match=r"samples\.prefix smaller"):
         continuations(tmp_path / "samples", corpus, 60, prefix=10**6)
 
 
