@@ -102,11 +102,11 @@ def folders(corpus: vlhmm.Corpus, make: Make, tmp_path_factory: pytest.TempPathF
 
 def command(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
     """Exit status, stdout and stderr of a command of this process."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        with redirect_stderr(io.StringIO()) as errors:
-            patch.setattr("sys.argv", ["vlhmm", *map(str, arguments)])
-            patch.setattr("sys.stdin", io.StringIO(stdin))
-            status = main()
+    out, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.setattr("sys.argv", ["vlhmm", *map(str, arguments)])
+        patch.setattr("sys.stdin", io.StringIO(stdin))
+        status = main()
     return status, out.getvalue(), errors.getvalue()
 
 
