@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +31,8 @@ ROLL_CALL_SECONDS = 1.0
 """In which ranks that have lost another one tell each other that they are there."""
 SUMMED_AT_ONCE = 1 << 22
 """Numbers of each rank."""
+FINAL = "vlhmm/final"
+"""Where torchrun's store holds an error that no restart can mend."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,17 @@ def restarted() -> bool:
     return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
+def remember(name: str, here: World) -> None:
+    """Until torchrun ends, also where it starts the processes anew; see `remembered`."""
+    if launched() and here.is_first:
+        _lasting_store().set(f"vlhmm/remembered/{name}", "")
+
+
+def remembered(name: str) -> bool:
+    """Whether the first rank was here before torchrun started the processes anew."""
+    return restarted() and bool(_lasting_store().check([f"vlhmm/remembered/{name}"]))
+
+
 def world() -> World:
     """Of the present process group; `ALONE` where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
@@ -108,6 +121,10 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
     owner = launched() and not dist.is_initialized()
     if owner:
         dist.init_process_group("gloo", timeout=timedelta(seconds=time_limit))
+        if restarted() and _lasting_store().check([FINAL]):
+            reason = _lasting_store().get(FINAL).decode()
+            dist.destroy_process_group()
+            raise OtherRankError(reason)
     here = world()
     if here.size > 1 and "cpu" not in str(dist.get_backend_config()):
         raise ValueError(
@@ -132,6 +149,9 @@ def _claim(here: World, error: BaseException) -> None:
     try:
         # The store lives in torchrun, and so longer than any rank.
         if _store().add("vlhmm/failed", 1) == 1:
+            if isinstance(error, ValueError | OSError):
+                # It would come again: processes that torchrun starts anew have nothing to do.
+                _lasting_store().set(FINAL, f"rank {here.rank}: {error}")
             _store().set("vlhmm/error", f"rank {here.rank}: {error}")
             return
         _store().wait(["vlhmm/error"], timedelta(seconds=ROLL_CALL_SECONDS))
@@ -144,6 +164,14 @@ def _claim(here: World, error: BaseException) -> None:
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
+
+
+def _lasting_store() -> Any:
+    """Beneath that of these processes: the one of torchrun itself."""
+    store = _store()
+    while isinstance(store, dist.distributed_c10d.PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def _other_rank_error() -> OtherRankError:
@@ -265,17 +293,18 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], here: World, what: str = ""
     return received
 
 
-def first_does(work: Callable[[], Value], here: World, what: str) -> Value:
-    """What `work` gives on the first rank, on all of them. They wait as long as it takes; `what` names it, once in a run."""
+def first_does(work: Callable[[], Value], here: World, what: str, number: str = "") -> Value:
+    """What `work` gives on the first rank, on all of them. They wait as long as it takes; `what` and `number` name it, once in a
+    run, and `what` stands in errors."""
     if here.size == 1:
         return work()
     if here.is_first:
         made: Value | None = work()
-        _store().set(f"vlhmm/done/{what}", "")
+        _store().set(f"vlhmm/done/{what}/{number}", "")
     else:
         made = None
         with collective(here, what):
-            _wait_until(lambda: bool(_store().check([f"vlhmm/done/{what}"])))
+            _wait_until(lambda: bool(_store().check([f"vlhmm/done/{what}/{number}"])))
     return cast("Value", broadcast_object(made, here, what))
 
 
@@ -285,6 +314,23 @@ def _wait_until(reached: Callable[[], bool]) -> None:
         if _store().check(["vlhmm/error"]):
             raise _other_rank_error()
         time.sleep(POLL_SECONDS)
+
+
+def first_yields(
+    steps: Callable[[], Generator[Any, None, Value]], here: World, what: str
+) -> Generator[Any, None, Value]:
+    """`first_does` for work that tells of its progress: the first rank yields what `steps` does, the others nothing."""
+    if not here.is_first:
+        return first_does(cast("Callable[[], Value]", steps), here, what)
+    made = yield from steps()
+    return first_does(lambda: made, here, what)
+
+
+def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:
+    """Every rank's rows beneath one another, in the order of ranks."""
+    if here.size == 1:
+        return rows
+    return torch.cat(gather_objects(rows.detach().cpu(), here, what)).to(rows.device)
 
 
 def any_rank(flags: Sequence[bool], here: World, what: str = "") -> list[bool]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from vlhmm._version import __version__
 from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
+from vlhmm.distributed import ALONE, World, first_does, joined, shard, sum_in_order
 from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.fit import maximized, mixed, total_counts
 from vlhmm.inference.gather import Batch
@@ -22,9 +23,11 @@ from vlhmm.models import Model
 from vlhmm.models.from_tables import set_tables
 from vlhmm.precision import Numerics
 from vlhmm.progress import Progress
+from vlhmm.records import mapped
 from vlhmm.settings import settings_from
 from vlhmm.tables import Tables
 from vlhmm.training.checkpoint import save_model
+from vlhmm.training.ranks import ScoredByRanks, begin_together, require_same_weights
 from vlhmm.training.run_folder import RunFolder, path_of
 from vlhmm.training.step import part_of
 from vlhmm.training.trainer import VALID_STREAMS, Best, DivergedError, Event, Reason, Stopped, fit, run_to_end
@@ -66,9 +69,14 @@ def em(
     max_seconds: float | None = None,
     **changes: Any,
 ) -> Stopped:
-    """Trains a scalar `model` in place by Baum-Welch and leaves it with its best tables; the arguments are those of `train`."""
+    """Trains a scalar `model` in place by Baum-Welch and leaves it with its best tables; the arguments are those of `train`.
+
+    Under torchrun each rank counts its rows of every batch."""
     settings = settings_from(EMSettings, {**asdict(settings or EMSettings()), **changes})
-    return run_to_end(em_training(model, corpus, settings, out=out, resume=resume, max_seconds=max_seconds))
+    with joined() as here:
+        return run_to_end(
+            em_training(model, corpus, settings, out=out, resume=resume, max_seconds=max_seconds, here=here)
+        )
 
 
 def em_training(
@@ -79,12 +87,13 @@ def em_training(
     out: str | Path | RunFolder | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
+    here: World = ALONE,
 ) -> Generator[Event, None, None]:
     """The passes of Baum-Welch, an event at a time: a step is a batch counted, its loss that of the pass so far; a check ends
     each pass. The last event is `Stopped`."""
-    task = BaumWelchTask(model, corpus, settings, path_of(out))
+    task = BaumWelchTask(model, corpus, settings, path_of(out), here)
     folder = out if isinstance(out, RunFolder) else None
-    yield from fit(task, folder=folder, resume=resume, max_seconds=max_seconds)
+    yield from fit(task, folder=folder, resume=resume, max_seconds=max_seconds, here=here)
 
 
 def em_steps(settings: EMSettings, corpus: Corpus) -> int:
@@ -105,7 +114,9 @@ class BaumWelchTask:
     joint = False
     loss_steps = 1
 
-    def __init__(self, model: Model, corpus: Corpus, settings: EMSettings, out: Path | None = None) -> None:
+    def __init__(
+        self, model: Model, corpus: Corpus, settings: EMSettings, out: Path | None = None, here: World = ALONE
+    ) -> None:
         if model.settings.parameterization != "scalar":
             raise ValueError(
                 f"Baum-Welch needs free tables, but the model is {model.settings.parameterization!r}: use scalar_hmm, or train"
@@ -114,7 +125,7 @@ class BaumWelchTask:
             raise ValueError(
                 f"emission_floor is {model.settings.emission_floor}, but Baum-Welch sets emissions as they are: use 0, or train"
             )
-        self.model, self.corpus, self.settings, self.out = model, corpus, settings, out
+        self.model, self.corpus, self.settings, self.out, self.here = model, corpus, settings, out, here
         self.num_steps = em_steps(settings, corpus)
         self.num_batches = self.num_steps // settings.iterations
         """Of a pass."""
@@ -123,12 +134,13 @@ class BaumWelchTask:
             "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
             "em": asdict(settings),
         }
+        begin_together(model, settings.batch_size, self.about, here)
         self.step = 0
         self.best = Best(model.state_dict())
         self._tables: Tables | None = None
         """What batches are counted with; None: to be made anew."""
         self._counts: Counts | None = None
-        """Since the tables changed."""
+        """Since the tables changed, in the rows of this rank."""
         self._log_prob = 0.0
         """Of the pass so far, each batch under the tables it was counted with."""
 
@@ -154,14 +166,18 @@ class BaumWelchTask:
             self._tables, self._counts, self._log_prob = None, None, 0.0
         numerics = Numerics.training(self.model.settings.precision)
         tables = self._tables = self._tables or self.model.tables(numerics=numerics).detach()
+        own = shard(range(settings.batch_size), self.here)
+        tokens = tokens[own.start : own.stop]
         batch = Batch(tokens.to(device), torch.full((tokens.shape[0],), tokens.shape[1], device=device))
-        rows = range(first * settings.batch_size, (first + 1) * settings.batch_size)
+        rows = shard(range(first * settings.batch_size, (first + 1) * settings.batch_size), self.here)
         part, part_log_prob = total_counts(tables, [(rows, batch)])
         self._counts = part if self._counts is None else self._counts + part
-        self._log_prob += part_log_prob
         self.step += 1
+        what = f"step {self.step}"
+        self._log_prob += float(sum_in_order(torch.tensor(part_log_prob, dtype=torch.float64), self.here, what))
         if (first + 1) % (settings.batches_per_step or self.num_batches) == 0 or self.resumable():
-            new = maximized(self._counts, tables, settings.pseudocount)
+            counts = mapped(self._counts, lambda values: sum_in_order(values, self.here, what))
+            new = maximized(counts, tables, settings.pseudocount)
             set_tables(self.model, mixed(new, tables, settings.rate) if settings.batches_per_step else new)
             self._tables, self._counts = None, None
 
@@ -185,7 +201,8 @@ class BaumWelchTask:
         return self.step % self.num_batches == 0
 
     def evaluating(self) -> Generator[Progress, None, float]:
-        scorer = HMMScorer(self.model.tables().detach()).quick()
+        require_same_weights(self.model, self.here, self.step)
+        scorer = ScoredByRanks(HMMScorer(self.model.tables().detach()).quick(), self.here)
         perplexity = (yield from evaluating(scorer, self.corpus.valid, streams=VALID_STREAMS)).perplexity
         self.best.offer(perplexity, self.model.state_dict())
         return perplexity
@@ -215,8 +232,14 @@ class BaumWelchTask:
         self.step = values["iteration"] * self.num_batches
 
     def save_best(self) -> None:
-        if self.out is not None and not self.best.is_saved:
-            save_model(self.out, self.model, self.corpus.tokenizer, self.about, self.best.weights)
+        out, weights = self.out, self.best.weights
+        if out is not None and not self.best.is_saved:
+            first_does(
+                lambda: save_model(out, self.model, self.corpus.tokenizer, self.about, weights),
+                self.here,
+                f"writing to {out}",
+                f"best of step {self.step}",
+            )
             self.best.is_saved = True
 
     def finish(self, reason: Reason) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from vlhmm._version import __version__
 from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
+from vlhmm.distributed import ALONE, World, barrier, first_does, joined
 from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.models import Model
@@ -23,6 +24,7 @@ from vlhmm.progress import Progress, result_of
 from vlhmm.settings import settings_from
 from vlhmm.training.checkpoint import save_model
 from vlhmm.training.joint_phase import JointPhase, joint_steps
+from vlhmm.training.ranks import ScoredByRanks, begin_together, require_same_weights
 from vlhmm.training.run_folder import RunFolder, path_of
 from vlhmm.training.schedule import Plateau, planned_factor
 from vlhmm.training.settings import TrainSettings
@@ -58,7 +60,8 @@ def train(
 
     The model is trained on its own device and keeps the weights that were best on the validation text. With `out`, the run can be
     stopped at any time and resumed; on a CPU the resumed run gives bit-identical weights. `training` of
-    `vlhmm.training.gradient` is the same loop as a generator of events, for a progress display.
+    `vlhmm.training.gradient` is the same loop as a generator of events, for a progress display. Under torchrun all ranks train
+    one model: each reads its rows of every batch.
 
     Args:
         model: The model, over the vocabulary of the corpus.
@@ -94,8 +97,12 @@ def train(
         ('finished', 1.4)
     """
     settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
-    events = training(model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds)
-    return run_to_end_shown(events, settings.epochs, progress, max_seconds)
+    with joined() as here:
+        events = training(
+            model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds, here=here
+        )
+        shown = progress if here.is_first else False
+        return run_to_end_shown(events, settings.epochs, shown, max_seconds)
 
 
 def training(
@@ -110,16 +117,24 @@ def training(
     save_seconds: float = 0.0,
     save_at_end: bool = True,
     before: Mapping[str, Any] | None = None,
+    here: World = ALONE,
 ) -> Generator[Event, None, None]:
     """The training of an HMM, an event at a time; the last one is `Stopped`.
 
     `joint`: what comes before p(x). `before`: what the model's folder is to say of the stages before this training. `save_seconds`: checks that come sooner after the last save do not save, which takes
-    long for large models; nor does the end without `save_at_end`, where nobody will read it.
+    long for large models; nor does the end without `save_at_end`, where nobody will read it. `here`: the ranks that train it
+    together, each on a copy of the model; they begin with the weights of the first.
     """
-    task = GradientTask(model, corpus, settings, joint, path_of(out), before)
+    task = GradientTask(model, corpus, settings, joint, path_of(out), before, here)
     folder = out if isinstance(out, RunFolder) else None
     yield from fit(
-        task, folder=folder, resume=resume, max_seconds=max_seconds, save_seconds=save_seconds, save_at_end=save_at_end
+        task,
+        folder=folder,
+        resume=resume,
+        max_seconds=max_seconds,
+        save_seconds=save_seconds,
+        save_at_end=save_at_end,
+        here=here,
     )
 
 
@@ -136,12 +151,14 @@ class GradientTask:
         joint: JointPhase | None = None,
         out: Path | None = None,
         before: Mapping[str, Any] | None = None,
+        here: World = ALONE,
     ) -> None:
         if corpus.tokenizer.vocab_size != model.support.num_words:
             raise ValueError(
                 f"the corpus has {corpus.tokenizer.vocab_size} words, but the model has {model.support.num_words}: build the model on this corpus"
             )
         self.model, self.corpus, self.settings, self.given, self.out = model, corpus, settings, joint, out
+        self.here = here
         self.device = model.group_of_word.device
         self.loss_steps = loss_interval(self.device)
         first = self._epoch(0)
@@ -161,7 +178,8 @@ class GradientTask:
         }
         if joint is not None:
             self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}
-        self.stepper = Step(model, settings)
+        begin_together(model, settings.batch_size, self.about, here)
+        self.stepper = Step(model, settings, here)
         self.step = 0
         self.plateau = Plateau(settings.patience, settings.decay)
         self.first_loss: float | None = None
@@ -190,9 +208,11 @@ class GradientTask:
         return settings.learning_rate * factor * self.plateau.factor
 
     def batches(self) -> Iterator[Tensor]:
+        rows = self.stepper.rows
         while not self.finished():
             epoch, first_window = divmod(self.step, self.steps_per_epoch)
-            yield from self._epoch(epoch).windows(first_window)
+            for tokens in self._epoch(epoch).windows(first_window):
+                yield tokens[rows.start : rows.stop]
 
     def make_step(self, tokens: Tensor) -> None:
         """One step up the gradient of log p(window | what came before it), or of log p(window, its states)."""
@@ -219,8 +239,10 @@ class GradientTask:
         loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
         waiting.check(self.device)
         if loss == math.inf:
-            rows = torch.arange(self.settings.batch_size, device=self.device)
+            rows = torch.arange(self.stepper.rows.start, self.stepper.rows.stop, device=self.device)
             raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
+            # It is another rank's token.
+            barrier(self.here, f"step {self.step}")
         # Wide random embeddings may begin worse than that.
         if self.first_loss is None:
             self.first_loss = loss
@@ -238,6 +260,7 @@ class GradientTask:
         for name, parameter in self.model.named_parameters():
             if not bool(parameter.isfinite().all()):
                 raise diverged(f"{name} is no longer finite", self.step, self.num_steps, self.out)
+        require_same_weights(self.model, self.here, self.step)
 
     def step_record(self, losses: Sequence[float]) -> dict[str, Any]:
         return {
@@ -263,7 +286,8 @@ class GradientTask:
         # The validation text is read as the training text is.
         independent = self.settings.window if self.settings.windows == "independent" else 0
         streams = 1 if independent else VALID_STREAMS
-        scored = yield from evaluating(scorer, self.corpus.valid, streams=streams, independent=independent)
+        by_all = ScoredByRanks(scorer, self.here)
+        scored = yield from evaluating(by_all, self.corpus.valid, streams=streams, independent=independent)
         perplexity = scored.perplexity
         self.best.offer(perplexity, self.stepper.averaged.state_dict())
         if self.settings.schedule == "plateau":
@@ -284,8 +308,14 @@ class GradientTask:
         return stopped
 
     def save_best(self) -> None:
-        if self.out is not None and not self.best.is_saved:
-            save_model(self.out, self.model, self.corpus.tokenizer, self.about, self.best.weights)
+        out, weights = self.out, self.best.weights
+        if out is not None and not self.best.is_saved:
+            first_does(
+                lambda: save_model(out, self.model, self.corpus.tokenizer, self.about, weights),
+                self.here,
+                f"writing to {out}",
+                f"best of step {self.step}",
+            )
             self.best.is_saved = True
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

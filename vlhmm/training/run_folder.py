@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from vlhmm.data.atomic import LOCK, atomic_write, remove_partials, renamed
 from vlhmm.data.json_file import parse_json
+from vlhmm.distributed import ALONE, World, broadcast_object, broadcast_tensors, first_does, remember, remembered
 from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
 from vlhmm.training.checkpoint import CONFIG
 
@@ -22,21 +24,33 @@ STATE, LOG, RESULTS = "training.safetensors", "log.jsonl", "results.json"
 class RunFolder:
     """`with RunFolder(path, resume)`: held by one process at a time, given back however it ends, kill -9 included.
 
-    What a killed process left half written is removed on entering.
+    What a killed process left half written is removed on entering. Of several ranks all enter, and the first alone reads and
+    writes files. A run that it began is resumed where torchrun starts the processes anew.
     """
 
-    def __init__(self, path: Path, resume: bool) -> None:
-        self.path = path
-        self.resume = resume
-        path.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path, resume: bool, here: World = ALONE) -> None:
+        self.path, self.here = path, here
+        self._own = str(path.absolute())
+        self.resume = resume or remembered(self._own)
+        if here.is_first:
+            path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / LOCK)
         self._depth = 0
+        self._entered, self._saves = "", 0
 
     def __enter__(self) -> RunFolder:
         if self._depth:
             # Held already: whoever was given it enters once more.
             self._depth += 1
             return self
+        if self.here.is_first:
+            self._enter()
+            remember(self._own, self.here)
+        self._depth = 1
+        self._entered = broadcast_object(uuid.uuid4().hex, self.here, f"opening {self.path}")
+        return self
+
+    def _enter(self) -> None:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -49,25 +63,39 @@ class RunFolder:
         if not self.resume and (self.path / CONFIG).exists():
             self._lock.release()
             raise FolderError(f"{self.path} already holds a model: choose another folder")
-        self._depth = 1
         remove_partials(self.path)
         if not self.resume:
             # Of a run that was killed before it saved anything.
             (self.path / LOG).unlink(missing_ok=True)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
-        if not self._depth:
+        if not self._depth and self.here.is_first:
             self._lock.release()
 
+    def holds(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return broadcast_object((self.path / name).exists(), self.here, f"reading {self.path}")
+
+    def write(self, work: Callable[[], object]) -> None:
+        """The first rank's work; the others wait for it, however long it takes."""
+        self._saves += 1
+        first_does(work, self.here, f"writing to {self.path}", f"{self._entered}.{self._saves}")
+
     def save_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        write_tensors(self.path / STATE, tensors, {"state": json.dumps(values)})
+        self.write(lambda: write_tensors(self.path / STATE, tensors, {"state": json.dumps(values)}))
 
     def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What `save_state` last wrote; None if it never did, and then nothing is left in the log: the run begins anew."""
+        found = self._load_state() if self.here.is_first else None
+        values = broadcast_object(None if found is None else found[1], self.here, f"reading {self.path}")
+        if values is None:
+            return None
+        return broadcast_tensors({} if found is None else found[0], self.here, f"reading {self.path}"), values
+
+    def _load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         if not (self.path / STATE).exists():
             self.cut_log(0)
             return None
@@ -80,6 +108,8 @@ class RunFolder:
         return tensors, values
 
     def log(self, record: Mapping[str, Any]) -> None:
+        if not self.here.is_first:
+            return
         try:
             with (self.path / LOG).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
@@ -88,7 +118,7 @@ class RunFolder:
 
     def cut_log(self, step: int) -> None:
         """Drops records of steps after `step`: a resumed run makes them again."""
-        if not (self.path / LOG).exists():
+        if not (self.here.is_first and (self.path / LOG).exists()):
             return
         kept = [record for record in read_log(self.path) if record["step"] <= step]
         atomic_write(self.path / LOG, "".join(json.dumps(record) + "\n" for record in kept).encode())

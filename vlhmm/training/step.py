@@ -2,7 +2,8 @@
 p(x), or of p(x, z) where states z are given.
 
 All that a step reads and writes lies in buffers of fixed size and place, so that the same code runs eagerly or as a captured
-graph. Gradients and update are separate: `reduce_gradients` stands in between.
+graph. Gradients and update are separate: `reduce_gradients` stands in between, where several ranks sum what each has found of
+its rows of the batch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.capture import Graphed
+from vlhmm.distributed import ALONE, World, all_rows, shard
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
@@ -24,6 +26,7 @@ from vlhmm.models import Model, StateSubset, Window, split_frozen
 from vlhmm.ops.clipping import clip_gradients
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
+from vlhmm.training.reduction import FlatGradients
 from vlhmm.training.settings import TrainSettings
 
 SMALL = 1 << 18
@@ -33,8 +36,10 @@ SMALL = 1 << 18
 class Step:
     """The model with everything that changes at every step."""
 
-    def __init__(self, model: Model, settings: TrainSettings) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, model: Model, settings: TrainSettings, here: World = ALONE) -> None:
+        self.model, self.settings, self._here = model, settings, here
+        self.rows = shard(range(settings.batch_size), here)
+        """Of the batch: those of this rank."""
         self._numerics = Numerics.training(model.settings.precision)
         device = model.group_of_word.device
         on_gpu = device.type == "cuda"
@@ -57,15 +62,20 @@ class Step:
         )
         self.averaged = copy.deepcopy(model).requires_grad_(False) if settings.ema else model
         self._average_weight = torch.ones((), device=device)
-        # Several processes would seed it alike: all must keep the same states.
+        # Seeded alike on all ranks, which must keep the same states.
         self.generator = torch.Generator(device).manual_seed(settings.seed)
-        self._tokens = torch.zeros(settings.batch_size, settings.window, dtype=torch.int64, device=device)
-        self._lengths = torch.full((settings.batch_size,), settings.window, device=device)
+        self._tokens = torch.zeros(len(self.rows), settings.window, dtype=torch.int64, device=device)
+        self._lengths = torch.full((len(self.rows),), settings.window, device=device)
         self.loss = torch.zeros((), dtype=self.parameters[0].dtype, device=device)
         """Of the last step, in nats per token."""
+        self._flat = FlatGradients(self.parameters, here) if here.size > 1 else None
+        if self._flat is not None:
+            self.loss = self._flat.loss
         self.gradient_norm = torch.zeros((), device=device)
-        self.token_log_probs = self._zeros(settings.batch_size, settings.window)
-        self._token_cotangent = torch.full_like(self.token_log_probs, -1 / self.token_log_probs.numel())
+        self.token_log_probs = self._zeros(len(self.rows), settings.window)
+        self._num_tokens = settings.batch_size * settings.window
+        """Of all ranks: what each finds is its part of a sum."""
+        self._token_cotangent = torch.full_like(self.token_log_probs, -1 / self._num_tokens)
         """Of the loss."""
         self.static_shapes = False
         """Whether the last step can be captured in a graph: nothing of it waited for the device."""
@@ -93,7 +103,7 @@ class Step:
         first = self._draw(torch.Generator(device))
         self._kept = first.states if isinstance(first, StateSubset) else None
         states = self.model.support.states_per_word if self._kept is None else self._kept.shape[1]
-        size = self.settings.batch_size
+        size = len(self.rows)
         self._belief = Belief(torch.zeros(size, dtype=torch.int64, device=device), self._zeros(size, states))
 
     def _forget_graphs(self) -> None:
@@ -113,15 +123,15 @@ class Step:
 
     def __call__(
         self,
-        tokens: Int[Tensor, "B T"],
+        tokens: Int[Tensor, "R T"],
         rate: float,
         fresh: bool,
         *,
         frozen: bool = False,
         label: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """One step on a window; `fresh`: it begins from the start distribution instead of the last window's belief;
-        `frozen`: the embeddings of `settings.frozen` stay as they are; `label`: gives every token (B, T) its state, and the
+        """One step on this rank's rows of a window; `fresh`: it begins from the start distribution instead of the last window's belief;
+        `frozen`: the embeddings of `settings.frozen` stay as they are; `label`: gives every token (R, T) its state, and the
         step maximizes log p(x, z) instead of log p(x)."""
         self._tokens.copy_(pinned(tokens, self._tokens.device), non_blocking=True)
         if (label is None) != (self._states is None):
@@ -149,7 +159,8 @@ class Step:
 
         def gradients() -> list[Tensor | None]:
             self.make_gradients(fresh)
-            return [parameter.grad for parameter in self.parameters]
+            made = [parameter.grad for parameter in self.parameters]
+            return made if self._flat is None else self._flat.copy(made)
 
         steady = fresh == (self.settings.windows == "independent")
         grads = self._gradients(gradients, eagerly=not steady)
@@ -215,11 +226,14 @@ class Step:
         for parameter, zeros in zip(unused, self._zeros(sum(sizes)).split(sizes), strict=True):
             parameter.grad = zeros.view_as(parameter)
         self.token_log_probs.copy_(token_log_probs.detach())
-        torch.sum(self.token_log_probs, dim=(0, 1), out=self.loss).div_(-self._tokens.numel())
+        torch.sum(self.token_log_probs, dim=(0, 1), out=self.loss).div_(-self._num_tokens)
 
     def reduce_gradients(self) -> None:
         """Between `make_gradients` and `update`, eagerly and between the two graphs alike."""
-        reduce_gradients(self.parameters)
+        if self._flat is None:
+            reduce_gradients(self.parameters)
+        else:
+            self._flat.reduce(f"step {self.count + 1}")
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
@@ -245,16 +259,17 @@ class Step:
             torch._foreach_add_(averages, moves)
 
     def state(self) -> dict[str, Tensor]:
-        """All of it as named tensors."""
+        """All of it as named tensors, the same on all ranks and however many they are."""
+        here, what = self._here, f"the state of step {self.count}"
         tensors = {
             "generator": self.generator.get_state(),
-            "belief.token": self._belief.token,
-            "belief.log_probs": self._belief.log_probs,
+            "belief.token": all_rows(self._belief.token, here, what),
+            "belief.log_probs": all_rows(self._belief.log_probs, here, what),
         }
         if self._kept is not None:
             tensors["kept"] = self._kept
         if self._states is not None:
-            tensors["states"] = self._states
+            tensors["states"] = all_rows(self._states, here, what)
         for name, value in self.model.state_dict().items():
             tensors[f"model.{name}"] = value
         if self.settings.ema:
@@ -272,12 +287,13 @@ class Step:
         self.count = count
         self.set_dropout(dropout)
         self.generator.set_state(tensors["generator"])
-        self._belief.token.copy_(tensors["belief.token"])
-        self._belief.log_probs.copy_(tensors["belief.log_probs"])
+        rows = slice(self.rows.start, self.rows.stop)
+        self._belief.token.copy_(tensors["belief.token"][rows])
+        self._belief.log_probs.copy_(tensors["belief.log_probs"][rows])
         if self._kept is not None:
             self._kept.copy_(tensors["kept"])
         if "states" in tensors:
-            self._states = tensors["states"].to(self._tokens.device)
+            self._states = tensors["states"][rows].to(self._tokens.device, copy=True)
         self.model.load_state_dict(part_of(tensors, "model."))
         if self.settings.ema:
             self.averaged.load_state_dict(part_of(tensors, "averaged."))
@@ -285,11 +301,8 @@ class Step:
 
 
 def reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """The mean of every `grad` over all processes, in place; nothing to do, as training has one process.
-
-    The place where several would meet: gradients are complete, and neither clipped nor used yet. Each process reads windows of
-    its own; seeds, and so the kept states, are equal.
-    """
+    """Gradients of one process are complete, and neither clipped nor used yet: nothing to do. Those of several are summed by
+    `FlatGradients`."""
 
 
 def pinned(tokens: Int[Tensor, "B T"], device: torch.device) -> Int[Tensor, "B T"]:

@@ -1,4 +1,8 @@
-"""The one training loop, `fit`: a generator of events. What is trained, and how, is a `Task`."""
+"""The one training loop, `fit`: a generator of events. What is trained, and how, is a `Task`.
+
+Several ranks run it side by side. What depends on time, on signals and on files is decided by all of them together, in the
+message that ends each step.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from vlhmm.distributed import ALONE, World, any_rank
 from vlhmm.interrupts import StopRequest, stop_signals
 from vlhmm.progress import Progress
 from vlhmm.training.run_folder import RunFolder
@@ -195,12 +200,14 @@ def fit(
     max_seconds: float | None = None,
     save_seconds: float = 0.0,
     save_at_end: bool = True,
+    here: World = ALONE,
 ) -> Iterator[StepEvent | CheckEvent | OwnEvent]:
     """Trains, an event at a time; the last one is the task's closing event.
 
     `folder`: that of `task.out`, where the caller holds it already. `save_seconds`: checks that come sooner after the last save do not save; nor does the end without `save_at_end`. With
     `max_seconds`, SIGINT or SIGTERM training stops after a step, and goes on from there with `resume`. A signal does not wait for
-    a check either: that is then the first thing to be done after `resume`.
+    a check either: that is then the first thing to be done after `resume`. `here`: the ranks that train together, each with a
+    task of its own; the clock is that of the first, a signal to any of them stops all.
     """
     if resume and task.out is None:
         raise ValueError("resume needs the folder to resume from: give out=")
@@ -210,12 +217,12 @@ def fit(
     reason: Reason = "finished"
     with ExitStack() as stack:
         if folder is None and task.out is not None:
-            folder = RunFolder(task.out, resume)
+            folder = RunFolder(task.out, resume, here)
         if folder is not None:
             stack.enter_context(folder)
         stop_asked = stack.enter_context(stop_signals())
         unchecked = False
-        if folder is not None and resume and (saved := folder.load_state()) is not None:
+        if folder is not None and folder.resume and (saved := folder.load_state()) is not None:
             task.restore(*saved)
             folder.cut_log(task.step)
             training_begun -= saved[1].get("seconds", 0.0)
@@ -244,7 +251,7 @@ def fit(
                         folder.log(record)
                     losses.clear()
             if check_due:
-                checked = _checked(task, training_begun, stop_asked)
+                checked = _checked(task, training_begun, stop_asked, here)
                 unchecked = checked is None
                 if checked is not None:
                     check, times = checked
@@ -259,11 +266,12 @@ def fit(
                     if save_at_end:
                         saves.save(task, folder)
                     break
-            interrupted = stop_asked.is_set()
             out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
+            of_first = [here.is_first and out_of_time, here.is_first and saves.due(check_due)]
+            interrupted, out_of_time, due = any_rank([stop_asked.is_set(), *of_first], here, f"step {task.step}")
             # The time limit waits for a state to resume from; a signal does not.
             stopping = interrupted or (out_of_time and task.resumable())
-            if task.resumable() and (stopping or saves.due(check_due)):
+            if task.resumable() and (stopping or due):
                 saves.save(task, folder, unchecked=unchecked)
             if stopping:
                 reason = "interrupted" if interrupted else "time"
@@ -273,7 +281,9 @@ def fit(
         yield task.closing_event(Stopped(reason, task.step, task.num_steps, task.best_perplexity, seconds))
 
 
-def _checked(task: Task[Any], begun: float, stop_asked: StopRequest) -> tuple[CheckEvent, dict[str, float]] | None:
+def _checked(
+    task: Task[Any], begun: float, stop_asked: StopRequest, here: World
+) -> tuple[CheckEvent, dict[str, float]] | None:
     """The validation text is scored; how long training has taken so far, and this alone. None: it was interrupted."""
     check_begun, best = time.monotonic(), task.best_perplexity
     scoring = task.evaluating()
@@ -283,7 +293,7 @@ def _checked(task: Task[Any], begun: float, stop_asked: StopRequest) -> tuple[Ch
         except StopIteration as stop:
             perplexity = stop.value
             break
-        if stop_asked.is_set():
+        if any_rank([stop_asked.is_set()], here, f"the check after step {task.step}")[0]:
             scoring.close()
             return None
     check = CheckEvent(
