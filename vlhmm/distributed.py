@@ -258,6 +258,17 @@ def gather_objects(value: Value, here: World, what: str = "") -> list[Value]:
     return values
 
 
+def gather_when_done(value: Value, here: World, what: str) -> list[Value]:
+    """`gather_objects` after work of unequal length: ranks wait for the slowest as long as it takes."""
+    if here.size > 1:
+        key = f"vlhmm/arrived/{what}"
+        with collective(here, what):
+            # No rank comes a second time before all were here once.
+            number = _store().add(key, 1)
+            _wait_until(lambda: _store().add(key, 0) >= -(-number // here.size) * here.size)
+    return gather_objects(value, here, what)
+
+
 def broadcast_object(value: Value, here: World, what: str = "") -> Value:
     """The first rank's `value`."""
     if here.size == 1:
@@ -293,11 +304,16 @@ def first_does(work: Callable[[], Value], here: World, what: str, number: str = 
     else:
         made = None
         with collective(here, what):
-            while not _store().check([f"vlhmm/done/{what}/{number}"]):
-                if _store().check(["vlhmm/error"]):
-                    raise _other_rank_error()
-                time.sleep(POLL_SECONDS)
+            _wait_until(lambda: bool(_store().check([f"vlhmm/done/{what}/{number}"])))
     return cast("Value", broadcast_object(made, here, what))
+
+
+def _wait_until(reached: Callable[[], bool]) -> None:
+    """As long as it takes, unless a rank fails meanwhile."""
+    while not reached():
+        if _store().check(["vlhmm/error"]):
+            raise _other_rank_error()
+        time.sleep(POLL_SECONDS)
 
 
 def first_yields(

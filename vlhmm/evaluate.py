@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.data import Tokenizer, Tokens
+from vlhmm.data.tokens import chunks
+from vlhmm.distributed import ALONE, World, gather_when_done, shard
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import score
 from vlhmm.precision import float32_products
@@ -46,9 +48,23 @@ class Scorer(Protocol[State]):
         ...
 
 
+@runtime_checkable
+class Restartable(Protocol):
+    """A scorer that forgets at some tokens: ranks can share one stream."""
+
+    @property
+    def forgets_at(self) -> int | None:
+        """The token after which nothing before it matters; None: there is none."""
+        ...
+
+
 @dataclass(frozen=True)
 class HMMScorer:
     tables: Tables
+
+    @property
+    def forgets_at(self) -> int | None:
+        return self.tables.reset_token
 
     def quick(self) -> HMMScorer:
         """The same with tf32 for float32: products by matrix units, and log p is off by 3e-5 at most.
@@ -139,13 +155,15 @@ def evaluate(
     streams: int = 1,
     window: int = 512,
     independent: int = 0,
+    here: World = ALONE,
 ) -> Evaluation:
     """The perplexity of `tokens`: one exact stream from one cold start, or several at once.
 
     Several streams are an approximation for speed: each but the first begins WARM_TOKENS before its part, unscored.
     `independent`: the text is cut into windows of so many tokens instead, and each is scored as a text of its own.
     """
-    return result_of(evaluating(scorer, tokens, tokenizer, streams=streams, window=window, independent=independent))
+    steps = evaluating(scorer, tokens, tokenizer, streams=streams, window=window, independent=independent, here=here)
+    return result_of(steps)
 
 
 def evaluating(
@@ -157,13 +175,23 @@ def evaluating(
     window: int = 512,
     independent: int = 0,
     what: str = "scoring",
+    here: World = ALONE,
 ) -> Generator[Progress, None, Evaluation]:
-    """`evaluate`, telling after each window how many tokens are scored; `what` is said of them."""
-    log_prob, done = 0.0, 0
-    for scored, part in scored_windows(scorer, tokens, streams=streams, window=window, independent=independent):
-        log_prob += part
+    """`evaluate`, telling after each window how many tokens are scored; `what` is said of them.
+
+    Ranks share the windows, and add up the same numbers in the same order as one process.
+    """
+    parts, done = list[float](), 0
+    for scored, part in scored_windows(
+        scorer, tokens, streams=streams, window=window, independent=independent, here=here
+    ):
+        parts.append(part)
         done += scored
-        yield Progress(what, done, len(tokens), unit="tokens")
+        yield Progress(what, min(done * here.size, len(tokens)), len(tokens), unit="tokens")
+    log_prob = 0.0
+    for some in gather_when_done(parts, here, what):
+        for part in some:
+            log_prob += part
     if math.isnan(log_prob):
         raise ValueError("the model gives NaN: its weights are broken")
     num_tokens = len(tokens)
@@ -190,9 +218,15 @@ def _no_bits_per_byte(tokens: Tokens, tokenizer: Tokenizer | None) -> str | None
 
 
 def scored_windows(
-    scorer: Scorer[Any], tokens: Tokens, *, streams: int = 1, window: int = 512, independent: int = 0
+    scorer: Scorer[Any],
+    tokens: Tokens,
+    *,
+    streams: int = 1,
+    window: int = 512,
+    independent: int = 0,
+    here: World = ALONE,
 ) -> Iterator[tuple[int, float]]:
-    """How many tokens each window scored, and their log-probability: for whoever shows progress."""
+    """How many tokens each window scored, and their log-probability: for whoever shows progress. Of several ranks each has its own."""
     if not len(tokens):
         raise ValueError("0 tokens to score, at least 1 is needed")
     if independent < 0 or (independent and streams > 1):
@@ -200,25 +234,70 @@ def scored_windows(
             f"independent windows of {independent} tokens in {streams} streams: windows need at least 1 token, or 0 for none, "
             "and there are no streams beside them"
         )
-    largest = int(np.max(tokens.ids))
+    largest = max(int(chunk.max()) for chunk in chunks(tokens.ids))
     if largest >= scorer.num_words:
         raise ValueError(
             f"the text has token {largest}, but the model's vocabulary ends at {scorer.num_words - 1}: "
             "read the text with the model's own tokenizer"
         )
     if independent:
-        yield from _each_alone(scorer, tokens, independent)
+        yield from _each_alone(scorer, tokens, independent, here)
         return
     # More streams than this would read more to warm up than they score.
     streams = max(1, min(streams, (len(tokens) - WARM_TOKENS) // (2 * WARM_TOKENS)))
-    warm = WARM_TOKENS if streams > 1 else 0
-    part = -(-(len(tokens) - warm) // streams)
-    # Stream s reads from s * part on, `warm` tokens more than it scores; the first scores all it reads.
-    begins = torch.arange(streams) * part
-    lengths = (len(tokens) - begins).clamp(max=warm + part)
+    if streams == 1:
+        yield from _one_stream(scorer, tokens, window, here)
+    else:
+        yield from _side_by_side(scorer, tokens, streams, window, here)
+
+
+def _one_stream(scorer: Scorer[Any], tokens: Tokens, window: int, here: World) -> Iterator[tuple[int, float]]:
+    """Windows of one text, each from what the one before has left."""
+    first, end = _windows_of_rank(scorer, tokens, window, here)
+    # What comes before the first window is read for what is believed there.
     state = None
-    for first in range(0, warm + part, window):
-        width = min(window, warm + part - first)
+    for number in range(_begin_of(scorer, tokens, window, first) if first < end else end, end):
+        ids = torch.from_numpy(tokens.ids[number * window : (number + 1) * window].astype(np.int64))[None]
+        log_probs, state = scorer.score_window(ids, torch.tensor([ids.shape[1]]), state)
+        if number >= first:
+            yield ids.shape[1], float(log_probs.double().flatten().sum())
+
+
+def _windows_of_rank(scorer: Scorer[Any], tokens: Tokens, window: int, here: World) -> tuple[int, int]:
+    """The first window of this rank and the first after its last; all for the first rank where the stream cannot be parted."""
+    every = range(-(-len(tokens) // window))
+    parts = [shard(every, World(rank, here.size)) for rank in range(here.size)]
+    # A rank that reads almost all of the text before its part is of no use.
+    if any(part and _begin_of(scorer, tokens, window, part[0]) < part[0] - len(part) for part in parts):
+        return (0, len(every)) if here.is_first else (0, 0)
+    own = parts[here.rank]
+    return own.start, own.stop
+
+
+def _begin_of(scorer: Scorer[Any], tokens: Tokens, window: int, number: int) -> int:
+    """From which window on the text must be read to know all that window `number` is scored by."""
+    token = scorer.forgets_at if isinstance(scorer, Restartable) else None
+    while token is not None and number > 0:
+        number -= 1
+        if (np.asarray(tokens.ids[number * window : (number + 1) * window]) == token).any():
+            return number
+    return 0
+
+
+def _side_by_side(
+    scorer: Scorer[Any], tokens: Tokens, streams: int, window: int, here: World
+) -> Iterator[tuple[int, float]]:
+    """Windows of several parts of the text at once, each part but the first warmed up."""
+    part = -(-(len(tokens) - WARM_TOKENS) // streams)
+    # Stream s reads from s * part on, WARM_TOKENS tokens more than it scores; the first scores all it reads.
+    number = shard(torch.arange(streams), here)
+    if not len(number):
+        return
+    begins = number * part
+    lengths = (len(tokens) - begins).clamp(max=WARM_TOKENS + part)
+    state = None
+    for first in range(0, WARM_TOKENS + part, window):
+        width = min(window, WARM_TOKENS + part - first)
         left = (lengths - first).clamp(min=0, max=width)
         # Only the last stream can be shorter, and only by less than a window: it ends with at least one token here
         # or has ended, and then its state is no longer of use.
@@ -226,15 +305,15 @@ def scored_windows(
         ids = torch.from_numpy(tokens.ids[position.clamp(max=len(tokens) - 1).numpy()].astype(np.int64))
         log_probs, state = scorer.score_window(ids, left.clamp(min=1), state)
         offset = first + torch.arange(width)
-        scored = (offset < lengths[:, None]) & ((offset >= warm) | (torch.arange(streams) == 0)[:, None])
+        scored = (offset < lengths[:, None]) & ((offset >= WARM_TOKENS) | (number == 0)[:, None])
         yield int(scored.sum()), float(log_probs.double()[scored.to(log_probs.device)].sum())
 
 
-def _each_alone(scorer: Scorer[Any], tokens: Tokens, length: int) -> Iterator[tuple[int, float]]:
+def _each_alone(scorer: Scorer[Any], tokens: Tokens, length: int, here: World) -> Iterator[tuple[int, float]]:
     """Windows one after the other, each from a cold start, many at once; the last may be shorter."""
     length = min(length, len(tokens))
     at_once = max(1, TOKENS_AT_ONCE // length) * length
-    for first in range(0, len(tokens), at_once):
+    for first in shard(range(0, len(tokens), at_once), here):
         ids = tokens.ids[first : first + at_once].astype(np.int64)
         rows = -(-len(ids) // length)
         padded = np.zeros(rows * length, np.int64)

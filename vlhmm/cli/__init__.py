@@ -36,6 +36,7 @@ from vlhmm.cli import (
     table,
     training,
 )
+from vlhmm.cli.ranks import joined_ranks, lost_rank, require_shared, said_nothing
 from vlhmm.cli.show import message
 from vlhmm.interrupts import INTERRUPTED, announced_interrupts
 
@@ -53,6 +54,11 @@ class _InterruptedError(Exception):
 
 class Commands(TyperGroup):
     """Hands on the two exceptions that typer would otherwise treat in its own way."""
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        require_shared(name)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -118,7 +124,7 @@ def main(commands: typer.Typer = app, prog_name: str = "vlhmm") -> int:
     # At exit Python would look for garbage among all objects of torch: a fifth of the time of a short command.
     atexit.register(gc.freeze)
     try:
-        with announced_interrupts():
+        with announced_interrupts(), joined_ranks():
             status = commands(sys.argv[1:] or ["--help"], prog_name=prog_name, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except _InterruptedError:
@@ -174,6 +180,8 @@ def _show_warning(
 
 def _report(error: BaseException) -> int:
     """One line for what the user can mend; anything else is a defect of ours and is raised on."""
+    if said_nothing(error):
+        return 2
     line = _expected(error)
     if line is None:
         raise error
@@ -202,7 +210,7 @@ def _expected(error: BaseException) -> str | None:
         return f"{'' if where is None else f'{where}: '}{error.strerror or error}"
     if isinstance(error, ValueError):
         return " ".join(str(error).split())
-    if _diverged(error):
+    if _diverged(error) or lost_rank(error):
         return str(error)
     torch = sys.modules.get("torch")
     no_memory = isinstance(error, MemoryError) or (

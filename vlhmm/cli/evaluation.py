@@ -56,12 +56,13 @@ def evaluate_text(
     as_json: Json = False,
 ) -> None:
     """Perplexity of a text, with everything that was counted."""
+    from vlhmm.distributed import world
     from vlhmm.lm import load
     from vlhmm.reports import evaluating_source
 
     lm = load(folder, choose_device(device))
     text = read_source(lm, folder, source, split, Split.test, data_dir)
-    found = watch(evaluating_source(lm, text, streams=streams), "scoring")
+    found = watch(evaluating_source(lm, text, streams=streams, here=world()), "scoring")
     if as_json:
         print_json(found)
     else:
@@ -72,6 +73,7 @@ def read_source(
     lm: LanguageModel, folder: Path, source: str | None, split: Split | None, default: Split, data_dir: Path | None
 ) -> Source:
     """The text that the options name; what a person should know of it goes to stderr."""
+    from vlhmm.cli.ranks import lines_of_all
     from vlhmm.reports import sources
 
     text = sources.read_source(
@@ -81,7 +83,7 @@ def read_source(
         split=None if split is None else split.value,
         default=default.value,
         data_dir=data_dir,
-        lines=stdin_lines() if source == "-" else None,
+        lines=lines_of_all(stdin_lines()) if source == "-" else None,
     )
     for note in text.notes:
         message(note)

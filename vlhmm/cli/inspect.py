@@ -57,6 +57,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """States that a text uses, how sure they are, what they emit and where they lead, and how far back they remember."""
+    from vlhmm.distributed import world
     from vlhmm.lm import load
     from vlhmm.reports import first_tokens, inspecting_source
 
@@ -65,8 +66,8 @@ def inspect(
     text = read_source(lm, folder, source, split, Split.valid, data_dir)
     if tokens is not None:
         text = first_tokens(text, tokens)
-    found = watch(inspecting_source(lm, text, streams=streams, memory=memory, top=top), "reading")
-    if plot is not None:
+    found = watch(inspecting_source(lm, text, streams=streams, memory=memory, top=top, here=world()), "reading")
+    if plot is not None and world().is_first:
         from vlhmm.inspection.figure import inspection_figure
 
         inspection_figure(found, plot, f"{folder.name}: {text.label}, perplexity {found.perplexity:,.1f}")

@@ -115,7 +115,11 @@ def choose_device(device: Device) -> torch.device:
         raise ValueError(
             f"--device cuda, but torch {torch.__version__} finds 0 CUDA devices on this machine: use --device cpu"
         )
-    return torch.device("cuda" if available and device is not Device.cpu else "cpu")
+    if not available or device is Device.cpu:
+        return torch.device("cpu")
+    from vlhmm.cli.ranks import local_gpu
+
+    return local_gpu()
 
 
 def seeded(seed: int | None) -> torch.Generator:

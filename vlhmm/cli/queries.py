@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from rich.text import Text
 
 from vlhmm.cli.options import AllowUnk, Json, ModelDir, TextOrStdin, check_picture, texts_of, utf8
+from vlhmm.cli.ranks import answered, first_rank
 from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_table, table
 
 if TYPE_CHECKING:
@@ -52,8 +54,8 @@ def score(
     from vlhmm.lm import load
 
     lm = load(folder)
-    for number, one in enumerate(texts_of(text)):
-        scored = lm.score(one, eos=eos)
+    answers = answered(lambda: texts_of(text), lambda one: lm.score(one, eos=eos))
+    for number, (one, scored) in enumerate(answers):
         if as_json:
             print_json(scored, text=one)
         else:
@@ -92,8 +94,8 @@ def next_tokens(
     from vlhmm.text.answers import NextTokens
 
     lm = load(folder)
-    for number, one in enumerate(texts_of(text)):
-        best = NextTokens(lm.next_tokens(one, top, unk=allow_unk))
+    answers = answered(lambda: texts_of(text), lambda one: NextTokens(lm.next_tokens(one, top, unk=allow_unk)))
+    for number, (one, best) in enumerate(answers):
         if as_json:
             print_json(best, text=one)
         else:
@@ -124,17 +126,20 @@ def posterior(
 
     check_picture(plot)
     lm = load(folder)
-    texts = texts_of(text) if plot is None else list(texts_of(text))
-    if isinstance(texts, list) and len(texts) > 1:
-        raise ValueError(f"--plot draws 1 text, but stdin has {len(texts)}: give one text for {plot}")
-    for number, one in enumerate(texts):
-        explanation = lm.explain(one, top)
+
+    def texts() -> Iterable[str]:
+        found = texts_of(text) if plot is None else list(texts_of(text))
+        if isinstance(found, list) and len(found) > 1:
+            raise ValueError(f"--plot draws 1 text, but stdin has {len(found)}: give one text for {plot}")
+        return found
+
+    for number, (one, explanation) in enumerate(answered(texts, lambda one: lm.explain(one, top))):
         if as_json:
             print_json(explanation, text=one)
         else:
             between(number)
             _print_explanation(explanation)
-        if plot is not None:
+        if plot is not None and first_rank():
             trellis(lm.explain(one, PLOTTED_STATES, PLOTTED_STATES), plot)
             if not as_json:
                 line(f"picture  {plot}")
@@ -189,8 +194,7 @@ def viterbi(
     from vlhmm.lm import load
 
     lm = load(folder)
-    for number, one in enumerate(texts_of(text)):
-        paths = lm.viterbi(one, k)
+    for number, (one, paths) in enumerate(answered(lambda: texts_of(text), lambda one: lm.viterbi(one, k))):
         if as_json:
             for rank, path in enumerate(paths, start=1):
                 print_json(path, text=one, rank=rank)

@@ -146,7 +146,7 @@ class Tokens:
         """
         if token is None:
             return 0
-        return sum(int((chunk == token).sum()) for chunk in _chunks(self.ids))
+        return sum(int((chunk == token).sum()) for chunk in chunks(self.ids))
 
     def digest(self) -> str:
         """Compute the SHA-256 of ids and offsets.
@@ -161,7 +161,7 @@ class Tokens:
         """
         sha = hashlib.sha256()
         for array in (self.ids, self.offsets):
-            for chunk in _chunks(array):
+            for chunk in chunks(array):
                 sha.update(np.ascontiguousarray(chunk).tobytes())
         return sha.hexdigest()
 
@@ -183,7 +183,7 @@ class Tokens:
             Tokens(5 tokens, 2 documents, uint16)
         """
         with token_writer(path, vocab_size=vocab_size, tokenizer_hash=tokenizer_hash) as writer:
-            for chunk in _chunks(self.ids):
+            for chunk in chunks(self.ids):
                 writer.write(chunk)
             writer.add_documents(self.offsets[1:])
             writer.add_source(self.words, self.bytes)
@@ -229,7 +229,7 @@ class Tokens:
         if verify and tokens.digest() != header.sha256:
             raise ValueError(f"{path} is damaged: its SHA-256 is not {header.sha256}; prepare it again")
         # A file whose checksum is right may still have been written by another program.
-        if verify and (largest := max((int(chunk.max()) for chunk in _chunks(ids)), default=0)) >= header.vocab_size:
+        if verify and (largest := max((int(chunk.max()) for chunk in chunks(ids)), default=0)) >= header.vocab_size:
             raise ValueError(
                 f"{path} is damaged: it has token id {largest}, the vocabulary is 0..{header.vocab_size - 1}; prepare it again"
             )
@@ -384,7 +384,7 @@ def _header_crc(values: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
-def _chunks(array: npt.NDArray[Any], size: int = 1 << 22) -> Iterator[npt.NDArray[Any]]:
+def chunks(array: npt.NDArray[Any], size: int = 1 << 22) -> Iterator[npt.NDArray[Any]]:
     """Pieces of a large array, so that a mapped file is never in memory as a whole."""
     for start in range(0, len(array), size):
         yield array[start : start + size]

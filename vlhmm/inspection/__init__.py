@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.data import Tokens
+from vlhmm.distributed import ALONE, World, gather_when_done, shard
 from vlhmm.inference.predict import next_state_probs, next_token_probs
 from vlhmm.inspection.reading import Reading, read_text
 from vlhmm.inspection.recall import Recall, Stationary, recall, stationary
@@ -41,6 +42,8 @@ STATES_OF_A_BLOCK = 2
 """Of the most used states: the blocks of frequent words would fill the list."""
 RECALL_STREAMS = 32
 """On a GPU; they change no number."""
+RECALL_TOKENS = 1 << 13
+"""Of the text, that one rank reads at a time."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +116,16 @@ def inspecting(
     streams: int = 1,
     memory: int = 64,
     top: int = 12,
+    here: World = ALONE,
 ) -> Generator[Progress, None, Inspection]:
-    """`inspect_text`, telling how far it is."""
+    """`inspect_text`, telling how far it is. All ranks read the text, and share the question how far back it is remembered."""
     tables = lm.hmm.tables
     _check(tables, tokens, streams, memory, top)
     reading = yield from _told("reading", 2 * len(tokens), read_text(tables, tokens, streams))
     remembered = None
     if memory:
         settled = yield from _settled(tables, reading)
-        recalling = recall(tables, tokens, settled.probs, memory, RECALL_STREAMS if tables.device.type == "cuda" else 1)
-        recalled = yield from _told("forgetting", len(tokens), recalling)
+        recalled = yield from _recalled(tables, tokens, settled.probs, memory, here)
         remembered = _memory(recalled, reading, settled)
     yield Progress("naming states", 0, None)
     ids, eos = tokens.ids[:], lm.tokenizer.eos_id
@@ -157,10 +160,10 @@ def _check(tables: Tables, tokens: Tokens, streams: int, memory: int, top: int) 
         )
 
 
-def _told(what: str, total: int, steps: Generator[int, None, Any]) -> Generator[Progress, None, Any]:
+def _told(what: str, total: int, steps: Generator[int, None, Any], done: int = 0) -> Generator[Progress, None, Any]:
     while True:
         try:
-            yield Progress(what, next(steps), total)
+            yield Progress(what, done + next(steps), total)
         except StopIteration as stop:
             return stop.value
 
@@ -175,6 +178,24 @@ def _settled(tables: Tables, reading: Reading) -> Generator[Progress, None, Stat
         except StopIteration as stop:
             settled: Stationary = stop.value
             return settled
+
+
+def _recalled(
+    tables: Tables, tokens: Tokens, begin: Float[Tensor, " Z"], longest: int, here: World
+) -> Generator[Progress, None, Recall]:
+    """`recall` of all of the text, part by part: ranks share the parts, which are the same for any number of them."""
+    firsts = shard(range(longest, len(tokens), RECALL_TOKENS), here)
+    streams = RECALL_STREAMS if tables.device.type == "cuda" else 1
+    own = list[Tensor]()
+    for first in firsts:
+        ids = tokens.ids[first - longest : first + RECALL_TOKENS]
+        steps = recall(tables, Tokens(ids, np.array([0, len(ids)], np.int64)), begin, longest, streams)
+        own.append((yield from _told("forgetting", len(tokens), steps, done=first - longest)).log_probs.cpu())
+    total = torch.zeros(longest + 1, dtype=torch.float64)
+    for part in gather_when_done(own, here, "forgetting"):
+        for log_probs in part:
+            total += log_probs
+    return Recall(total, len(tokens) - longest)
 
 
 def _memory(recalled: Recall, reading: Reading, settled: Stationary) -> Memory:

@@ -12,6 +12,7 @@ import torch
 from vlhmm.baselines import KneserNey, Uniform, Unigram
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS
 from vlhmm.data import Corpus
+from vlhmm.distributed import ALONE, World, gather_when_done, require_alike
 from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluating
 from vlhmm.lm import LanguageModel
 from vlhmm.models import Model
@@ -65,18 +66,37 @@ def evaluate_source(lm: LanguageModel, source: Source, *, streams: int = 1) -> T
 
 
 def evaluating_source(
-    lm: LanguageModel, source: Source, *, streams: int = 1
+    lm: LanguageModel, source: Source, *, streams: int = 1, here: World = ALONE
 ) -> Generator[Progress | Note, None, TextEvaluation]:
-    """`evaluate_source`, telling how far it is."""
-    evaluation = yield from evaluating(HMMScorer(lm.hmm.tables), source.tokens, lm.tokenizer, streams=streams)
+    """`evaluate_source`, telling how far it is. Ranks share the text; the last one counts the baselines besides."""
+    require_alike({"the text": source.tokens.digest(), "the number of streams": streams}, here)
+    evaluation = yield from evaluating(
+        HMMScorer(lm.hmm.tables), source.tokens, lm.tokenizer, streams=streams, here=here
+    )
+    found, notes = dict[str, float](), list[Note]()
+    if here.rank == here.size - 1:
+        for step in _evaluating_baselines(lm, source, found):
+            if isinstance(step, Note) and here.size > 1:
+                # Only the first rank is heard.
+                notes.append(step)
+            else:
+                yield step
+    baselines, told = gather_when_done((found, notes), here, "baselines")[-1]
+    if here.size > 1:
+        yield from told
+    return TextEvaluation(source, evaluation, streams, baselines)
+
+
+def _evaluating_baselines(
+    lm: LanguageModel, source: Source, found: dict[str, float]
+) -> Generator[Progress | Note, None, None]:
+    """Puts the perplexity by each baseline into `found`."""
     scorers: dict[str, Scorer[Any]] = {"uniform": Uniform(lm.tokenizer.vocab_size)}
     # Only a corpus has a training text to count in.
     if source.corpus is not None:
         scorers = yield from counting_baselines(source.corpus)
-    baselines = {}
     for name, scorer in scorers.items():
-        baselines[name] = (yield from evaluating(scorer, source.tokens, lm.tokenizer, what=name)).perplexity
-    return TextEvaluation(source, evaluation, streams, baselines)
+        found[name] = (yield from evaluating(scorer, source.tokens, lm.tokenizer, what=name)).perplexity
 
 
 @dataclass(frozen=True)

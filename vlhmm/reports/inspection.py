@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from vlhmm.cluster import word_counts
+from vlhmm.distributed import ALONE, World
 from vlhmm.inspection import Inspection, inspecting
 from vlhmm.lm import LanguageModel
 from vlhmm.progress import Progress, result_of
@@ -38,9 +39,9 @@ def inspect_source(
 
 
 def inspecting_source(
-    lm: LanguageModel, source: Source, *, streams: int = 1, memory: int = 64, top: int = 12
+    lm: LanguageModel, source: Source, *, streams: int = 1, memory: int = 64, top: int = 12, here: World = ALONE
 ) -> Generator[Progress, None, Inspection]:
     """`inspect_source`, telling how far it is."""
     counts = None if source.corpus is None else word_counts(source.corpus.train, lm.tokenizer.vocab_size)
-    steps = inspecting(lm, source.tokens, train_counts=counts, streams=streams, memory=memory, top=top)
+    steps = inspecting(lm, source.tokens, train_counts=counts, streams=streams, memory=memory, top=top, here=here)
     return (yield from steps)
