@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vlhmm.interrupts import stop_signals
+
 Value = TypeVar("Value")
 Items = TypeVar("Items", bound=Sequence[Any] | Tensor)
 
@@ -317,13 +319,15 @@ def _wait_until(reached: Callable[[], bool]) -> None:
 
 
 def first_yields(
-    steps: Callable[[], Generator[Any, None, Value]], here: World, what: str
+    steps: Callable[[], Generator[Any, None, Value]], here: World, what: str, number: str = ""
 ) -> Generator[Any, None, Value]:
-    """`first_does` for work that tells of its progress: the first rank yields what `steps` does, the others nothing."""
-    if not here.is_first:
-        return first_does(cast("Callable[[], Value]", steps), here, what)
-    made = yield from steps()
-    return first_does(lambda: made, here, what)
+    """`first_does` for work that tells of its progress: the first rank yields what `steps` does, the others nothing. The first
+    decides what a signal does."""
+    if here.is_first:
+        made = yield from steps()
+        return first_does(lambda: made, here, what, number)
+    with stop_signals():
+        return first_does(cast("Callable[[], Value]", steps), here, what, number)
 
 
 def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:
