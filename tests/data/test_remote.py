@@ -80,7 +80,7 @@ def test_an_address_that_leads_nowhere_is_refused(url: str, message: str) -> Non
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("s3fs") is None:
-        with pytest.raises(ValueError, match="s3://bucket/a.txt cannot be read: Install s3fs"):
+        with pytest.raises(ValueError, match=r"s3://bucket/a\.txt cannot be read: Install s3fs"):
             load_corpus("s3://bucket/a.txt")
     monkeypatch.setattr("vlhmm.data.remote.find_spec", lambda name: None)
     with pytest.raises(
@@ -94,5 +94,5 @@ def test_an_error_while_reading_names_the_address(in_memory: str, monkeypatch: p
         raise ConnectionError("reset by peer")
 
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFile.read", broken)
-    with pytest.raises(ValueError, match="train-0.txt cannot be read: reset by peer; check the address"):
+    with pytest.raises(ValueError, match=r"train-0\.txt cannot be read: reset by peer; check the address"):
         list(read_batches(RemotePath(f"{in_memory}/train-0.txt")))

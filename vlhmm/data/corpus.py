@@ -277,8 +277,8 @@ def _load_joined(folder: Path, name: str, manifest: Mapping[str, Any], verify: b
         corpora.append(load_prepared(path, verify=verify))
         if corpora[-1].hash != part["hash"]:
             raise ValueError(f"{folder} refers to {path}, which was another corpus then; join the corpora again")
-    splits = (Tokens.joined([getattr(corpus, split) for corpus in corpora]) for split in SPLITS)
-    return Corpus(name, corpora[0].tokenizer, *splits, str(manifest["hash"]), str(manifest["note"]))
+    train, valid, test = (Tokens.joined([getattr(corpus, split) for corpus in corpora]) for split in SPLITS)
+    return Corpus(name, corpora[0].tokenizer, train, valid, test, str(manifest["hash"]), str(manifest["note"]))
 
 
 def eos_rule(tokenizer: Tokenizer) -> EosRule:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.corpus import encode_batch
+from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import GROUP, SplitBatch, Text, split_of
 from vlhmm.data.tokenizer import Tokenizer

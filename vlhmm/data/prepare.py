@@ -207,8 +207,9 @@ def _own_parts(job: Job, here: World) -> list[int]:
 def _help_to_prepare(here: World) -> Generator[Progress, None, None]:
     """What ranks other than the first do."""
     yield Progress(0, 0, 0)
-    job = gather_when_done(None, here, "preparing")[0]
-    if isinstance(job, Job):
+    unknown: Job | None = None
+    job = gather_when_done(unknown, here, "preparing")[0]
+    if job is not None:
         if not job.folder.is_dir():
             raise ValueError(f"{job.folder.parent} is not on rank {here.rank}: ranks need one file system")
         _own_parts(job, here)
