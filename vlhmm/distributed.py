@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from vlhmm.interrupts import stop_signals
 
 Value = TypeVar("Value")
 Items = TypeVar("Items", bound=Sequence[Any] | Tensor)
@@ -120,7 +124,10 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
     """
     owner = launched() and not dist.is_initialized()
     if owner:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=time_limit))
+        limit = timedelta(seconds=time_limit)
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        own = dist.distributed_c10d.PrefixStore(_attempt(store, rank, size, time_limit), store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=limit)
         if restarted() and _lasting_store().check([FINAL]):
             reason = _lasting_store().get(FINAL).decode()
             dist.destroy_process_group()
@@ -140,6 +147,35 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
     finally:
         if owner:
             dist.destroy_process_group()
+
+
+def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
+    """What these processes alone know: the store of torchrun outlives them, and holds the addresses of those before them.
+
+    Every other rank says hello by a name of its own, and the first answers that name, so that nothing old is taken for an answer.
+    """
+    own = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"vlhmm/hello/{rank}", own)
+        try:
+            store.wait([f"vlhmm/answer/{own}"], timedelta(seconds=time_limit))
+        except RuntimeError as error:
+            raise LostRankError(f"rank 0 did not start within {time_limit:.0f} s") from error
+        attempt = str(store.get(f"vlhmm/answer/{own}").decode())
+        store.set(f"vlhmm/heard/{attempt}/{rank}", "")
+        return attempt
+    missing, end = list(range(1, size)), time.monotonic() + time_limit
+    while missing:
+        if time.monotonic() > end:
+            raise LostRankError(
+                f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not start within {time_limit:.0f} s"
+            )
+        for other in missing:
+            if store.check([f"vlhmm/hello/{other}"]):
+                store.set(f"vlhmm/answer/{store.get(f'vlhmm/hello/{other}').decode()}", own)
+        missing = [other for other in missing if not store.check([f"vlhmm/heard/{own}/{other}"])]
+        time.sleep(POLL_SECONDS)
+    return own
 
 
 def _claim(here: World, error: BaseException) -> None:
@@ -317,13 +353,15 @@ def _wait_until(reached: Callable[[], bool]) -> None:
 
 
 def first_yields(
-    steps: Callable[[], Generator[Any, None, Value]], here: World, what: str
+    steps: Callable[[], Generator[Any, None, Value]], here: World, what: str, number: str = ""
 ) -> Generator[Any, None, Value]:
-    """`first_does` for work that tells of its progress: the first rank yields what `steps` does, the others nothing."""
-    if not here.is_first:
-        return first_does(cast("Callable[[], Value]", steps), here, what)
-    made = yield from steps()
-    return first_does(lambda: made, here, what)
+    """`first_does` for work that tells of its progress: the first rank yields what `steps` does, the others nothing. The first
+    decides what a signal does."""
+    if here.is_first:
+        made = yield from steps()
+        return first_does(lambda: made, here, what, number)
+    with stop_signals():
+        return first_does(cast("Callable[[], Value]", steps), here, what, number)
 
 
 def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:

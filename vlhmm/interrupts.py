@@ -117,12 +117,12 @@ def _end_unless_closed(heard: socket.socket) -> None:
 
 
 def _say(text: str, *, shown_cursor: bool = False) -> None:
-    """By the file itself: the main thread may be in the middle of a line of its own.
+    """By the file itself: the main thread may be in the middle of a line of its own. Of the ranks of torchrun the first alone.
 
     On a terminal the line takes the place of a progress bar, which is drawn anew below it.
     """
     stream = sys.__stderr__
-    if stream is None:
+    if stream is None or os.environ.get("RANK", "0") != "0":
         return
     with suppress(OSError, ValueError):
         terminal = stream.isatty()

@@ -101,16 +101,23 @@ def train(
 ) -> int:
     """Train a model on a corpus; it can be stopped at any time and resumed."""
     from vlhmm.cli.running import exit_status, watch_run
+    from vlhmm.distributed import broadcast_object, world
     from vlhmm.reports import Plan, forecast, read_plan, training_run
     from vlhmm.training.choice import choose_recipe
     from vlhmm.training.plan import RECIPE, kept_tokenizer
+    from vlhmm.training.ranks import require_same_code
+    from vlhmm.training.run_folder import begun_before
 
+    here = world()
     chosen_device = choose_device(device)
     if tensorboard:
         require_extra("--tensorboard", "tensorboard", "tensorboard")
     if out.is_file():
         raise ValueError(f"--out {out} is a file: name a folder")
-    saved = read_plan(out) if resume else None
+    if not resume and begun_before(out):
+        message(f"started anew by torchrun: going on with {out}")
+        resume = True
+    saved = broadcast_object(read_plan(out) if resume and here.is_first else None, here, f"reading {out}")
     if method is None and saved is not None and saved.em is not None:
         method = Method.em
     asked = Asked(preset, config, tuple(changes or ()), seed, method)
@@ -134,7 +141,8 @@ def train(
             f"--method em counts uses of free tables, but the model is {recipe.model.parameterization!r}: "
             "use --preset scalar, or --method gradient"
         )
-    kept = None if saved is None else kept_tokenizer(out, source)
+    kept = kept_tokenizer(out, source) if saved is not None and here.is_first else None
+    kept = broadcast_object(kept, here, f"reading {out}")
     asked_for = any(value is not None for value in (tokenizer, vocab_size, min_count))
     corpus = read_corpus(source, data_dir, tokenizer if asked_for else kept, vocab_size, min_count)
     if kept is not None and corpus.tokenizer != kept:
@@ -148,6 +156,7 @@ def train(
         message(
             f"preset {choice.preset}, chosen for {choice.reason}; --preset NAME takes another, --set KEY=VALUE changes it"
         )
+    require_same_code({"the recipe": recipe.to_dict(), "em": em, "the text": corpus.hash, "--resume": resume}, here)
     plan = Plan(recipe, source, data_dir, em)
     if dry_run:
         sizes = forecast(plan, corpus, chosen_device, blocks_file=blocks_file)
@@ -166,8 +175,9 @@ def train(
         max_seconds=max_seconds,
         command=command_line(),
         score_held_out=not no_eval,
+        here=here,
     )
-    results = watch_run(events, plan, out, tensorboard=tensorboard, max_seconds=max_seconds)
+    results = watch_run(events, plan, out, tensorboard=tensorboard and here.is_first, max_seconds=max_seconds)
     status = exit_status(results, out)
     if as_json:
         print_json(results)

@@ -17,6 +17,7 @@ from vlhmm.data import Corpus
 from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.distillation.material import DrawnSamples, HeldOutSamples, held_out_samples
 from vlhmm.distillation.stages import Taught, teaching, told_of_stages
+from vlhmm.distributed import ALONE, World, joined
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
 from vlhmm.progress import Note, Progress, duration, result_of
@@ -58,6 +59,8 @@ def train_and_report(
 ) -> RunResults:
     """Train a model as `vlhmm train` does, and leave it with results.json and a learning curve in a folder.
 
+    Under torchrun all ranks train one model, and the first writes.
+
     Args:
         plan: Recipe and corpus; the folder remembers them.
         corpus: The corpus of the plan.
@@ -89,21 +92,23 @@ def train_and_report(
         >>> results.stopped, sorted(results.figures.perplexity)
         ('finished', ['HMM', 'Kneser-Ney 5-gram', 'uniform', 'unigram'])
     """
-    return result_of(
-        training_run(
-            plan,
-            corpus,
-            out,
-            blocks_file=blocks_file,
-            device=device,
-            resume=resume,
-            max_seconds=max_seconds,
-            command=command,
-            joint=joint,
-            samples=samples,
-            score_held_out=score_held_out,
+    with joined() as here:
+        return result_of(
+            training_run(
+                plan,
+                corpus,
+                out,
+                blocks_file=blocks_file,
+                device=device,
+                resume=resume,
+                max_seconds=max_seconds,
+                command=command,
+                joint=joint,
+                samples=samples,
+                score_held_out=score_held_out,
+                here=here,
+            )
         )
-    )
 
 
 def training_run(
@@ -119,6 +124,7 @@ def training_run(
     joint: JointPhase | None = None,
     samples: DrawnSamples | None = None,
     score_held_out: bool = True,
+    here: World = ALONE,
 ) -> Generator[RunEvent, None, RunResults]:
     """`train_and_report`, an event at a time."""
     device = torch.device(device)
@@ -127,17 +133,19 @@ def training_run(
             "a recipe with a teacher's stages is trained by gradient on a text: leave out em, joint and samples"
         )
     # Held to the end: all that is written into the folder is written under its lock.
-    with RunFolder(Path(out), resume) as folder:
-        blocks = yield from _blocks(plan.recipe, corpus, folder, blocks_file)
+    with RunFolder(Path(out), resume, here) as folder:
+        resume = folder.resume
+        blocks = yield from folder.making(lambda: _blocks(plan.recipe, corpus, folder, blocks_file))
         model = plan.recipe.make_model(corpus, blocks).to(device)
         yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocabulary}")
         yield Note(
             f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
             f"{model.num_parameters:,} parameters, on {device}"
+            + (f", rows shared by {here.size} ranks" if here.size > 1 else "")
         )
         taught: Taught | None = None
         if plan.recipe.stages is not None:
-            if not resume and (folder.path / RECIPE).exists():
+            if not resume and folder.holds(RECIPE):
                 raise FolderError(
                     f"{folder.path} already holds a run: go on with it by --resume, or choose another folder"
                 )
@@ -158,8 +166,9 @@ def training_run(
             if samples is not None:
                 figures = held_out_samples(model, corpus, samples)
             elif score_held_out:
-                figures = yield from evaluating_held_out(model, corpus)
-            curve = yield from _draw_curve(folder.path, f"{corpus.name}, {model.support.num_states:,} states")
+                figures = yield from folder.making(lambda: evaluating_held_out(model, corpus))
+            title = f"{corpus.name}, {model.support.num_states:,} states"
+            curve = yield from folder.making(lambda: _draw_curve(folder.path, title))
         results = RunResults(
             stopped=stopped.reason,
             step=stopped.step,
@@ -179,7 +188,8 @@ def training_run(
             learning_curve=curve,
             stages=() if taught is None else taught.records,
         )
-        atomic_write(folder.path / RESULTS, (json.dumps(as_values(results), indent=2) + "\n").encode())
+        written = (json.dumps(as_values(results), indent=2) + "\n").encode()
+        folder.write(lambda: atomic_write(folder.path / RESULTS, written))
     return results
 
 
@@ -196,7 +206,9 @@ def _train(
     resume = folder.resume
     if plan.em is None:
         settings = plan.recipe.train if plan.recipe.stages is None else plan.recipe.stages.finetune
-        if model.group_of_word.device.type == "cpu" and joint is None and not resume:
+        on_cpu = model.group_of_word.device.type == "cpu"
+        # The time of one process says little of several.
+        if on_cpu and folder.here.size == 1 and joint is None and not resume:
             yield Note(_estimate(model, corpus, settings))
         before = None if taught is None else told_of_stages(plan.recipe, taught)
         events = training(
@@ -208,9 +220,12 @@ def _train(
             resume=resume,
             max_seconds=max_seconds,
             before=before,
+            here=folder.here,
         )
     else:
-        events = em_training(model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds)
+        events = em_training(
+            model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds, here=folder.here
+        )
     return (yield from relay(_with_plan(events, plan, corpus, folder, blocks), Stopped))
 
 
@@ -235,13 +250,16 @@ def _with_plan(
 
 
 def _write_plan(plan: Plan, corpus: Corpus, folder: RunFolder, blocks: Blocks) -> None:
-    if folder.resume and (folder.path / RECIPE).exists():
-        return
-    # The plan last: a folder that has one has its blocks and its tokenizer too.
-    corpus.tokenizer.save(folder.path / TOKENIZER)
-    counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
-    blocks.save(folder.path / BLOCKS, corpus.tokenizer.tokens(), counts)
-    plan.save(folder.path)
+    def write() -> None:
+        if folder.resume and (folder.path / RECIPE).exists():
+            return
+        # The plan last: a folder that has one has its blocks and its tokenizer too.
+        corpus.tokenizer.save(folder.path / TOKENIZER)
+        counts = word_counts(corpus.train, corpus.tokenizer.vocab_size)
+        blocks.save(folder.path / BLOCKS, corpus.tokenizer.tokens(), counts)
+        plan.save(folder.path)
+
+    folder.write(write)
 
 
 def _blocks(

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-import vlhmm
 from vlhmm.distributed import World, all_rows, broadcast_tensors, gather_objects, require_alike, shard
 from vlhmm.evaluate import Scorer, State
 from vlhmm.models import Model
@@ -22,7 +21,7 @@ from vlhmm.models import Model
 @cache
 def code_hash() -> str:
     """SHA-256 of this program's source."""
-    folder = Path(vlhmm.__file__).parent
+    folder = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         found.update(f"{path.relative_to(folder)}\n".encode())

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from vlhmm.data.atomic import LOCK, atomic_write, remove_partials, renamed
 from vlhmm.data.json_file import parse_json
-from vlhmm.distributed import ALONE, World, broadcast_object, broadcast_tensors, first_does, remember, remembered
+from vlhmm.distributed import (
+    ALONE,
+    World,
+    broadcast_object,
+    broadcast_tensors,
+    first_does,
+    first_yields,
+    remember,
+    remembered,
+)
 from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
 from vlhmm.training.checkpoint import CONFIG
+
+Made = TypeVar("Made")
 
 STATE, LOG, RESULTS = "training.safetensors", "log.jsonl", "results.json"
 
@@ -30,13 +41,12 @@ class RunFolder:
 
     def __init__(self, path: Path, resume: bool, here: World = ALONE) -> None:
         self.path, self.here = path, here
-        self._own = str(path.absolute())
-        self.resume = resume or remembered(self._own)
+        self.resume = resume or begun_before(path)
         if here.is_first:
             path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / LOCK)
         self._depth = 0
-        self._entered, self._saves = "", 0
+        self._entered, self._works = "", 0
 
     def __enter__(self) -> RunFolder:
         if self._depth:
@@ -45,7 +55,7 @@ class RunFolder:
             return self
         if self.here.is_first:
             self._enter()
-            remember(self._own, self.here)
+            remember(str(self.path.absolute()), self.here)
         self._depth = 1
         self._entered = broadcast_object(uuid.uuid4().hex, self.here, f"opening {self.path}")
         return self
@@ -81,8 +91,15 @@ class RunFolder:
 
     def write(self, work: Callable[[], object]) -> None:
         """The first rank's work; the others wait for it, however long it takes."""
-        self._saves += 1
-        first_does(work, self.here, f"writing to {self.path}", f"{self._entered}.{self._saves}")
+        first_does(work, self.here, f"writing to {self.path}", self._next())
+
+    def making(self, steps: Callable[[], Generator[Any, None, Made]]) -> Generator[Any, None, Made]:
+        """What the first rank makes, and tells of meanwhile, on all of them."""
+        return (yield from first_yields(steps, self.here, f"waiting for {self.path}", self._next()))
+
+    def _next(self) -> str:
+        self._works += 1
+        return f"{self._entered}.{self._works}"
 
     def save_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         self.write(lambda: write_tensors(self.path / STATE, tensors, {"state": json.dumps(values)}))
@@ -122,6 +139,11 @@ class RunFolder:
             return
         kept = [record for record in read_log(self.path) if record["step"] <= step]
         atomic_write(self.path / LOG, "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+
+def begun_before(path: Path) -> bool:
+    """Whether this is a run that torchrun has begun in that folder and starts anew."""
+    return remembered(str(path.absolute()))
 
 
 def path_of(out: str | Path | RunFolder | None) -> Path | None:
