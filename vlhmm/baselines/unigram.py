@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.data import Tokens
+from vlhmm.data.tokens import chunks
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Unigram:
 
     @classmethod
     def of(cls, tokens: Tokens, num_words: int) -> Unigram:
-        counts = np.bincount(tokens.ids, minlength=num_words) + 1
+        counts = np.ones(num_words, np.int64)
+        for ids in chunks(tokens.ids):
+            counts += np.bincount(ids, minlength=num_words)
         return cls(torch.from_numpy(np.log(counts) - np.log(counts.sum())))
 
     @property

@@ -37,7 +37,8 @@ class Kind(StrEnum):
 def register(app: typer.Typer) -> None:
     app.command(
         epilog="Examples:\n  vlhmm prepare train.txt valid.txt test.txt --out data/mine\n"
-        "  vlhmm prepare crawl/*.jsonl.gz --tokenizer llama/tokenizer.json --out data/crawl"
+        "  vlhmm prepare crawl/*.jsonl.gz --tokenizer llama/tokenizer.json --processes 8 --out data/crawl\n"
+        "  vlhmm prepare data/crawl data/books --out data/all"
     )(prepare)
     app.command(
         epilog="Examples:\n  vlhmm cluster ptb --blocks 128 --eos none --data-dir data\n"
@@ -47,9 +48,11 @@ def register(app: typer.Typer) -> None:
 
 def prepare(
     inputs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="INPUTS", help="Text files (.txt, .jsonl, .parquet, also .gz and .xz) or folders of them."
+            metavar="INPUTS",
+            help="Text files (.txt, .jsonl, .parquet, also .gz and .xz), folders of them, or addresses such as s3://...; or "
+            "prepared folders, to join them.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The new folder.")],
@@ -64,15 +67,19 @@ def prepare(
             help="Where EOS is put; default: after every line for words, every document for subwords.",
         ),
     ] = None,
-    valid: Annotated[Path | None, typer.Option(help="Validation text.", show_default=False)] = None,
-    test: Annotated[Path | None, typer.Option(help="Test text.", show_default=False)] = None,
+    valid: Annotated[str | None, typer.Option(help="Validation text.", show_default=False)] = None,
+    test: Annotated[str | None, typer.Option(help="Test text.", show_default=False)] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, metavar="N", help="That tokenize a file each at a time.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Turn text of any size into a corpus on disk.
 
     The folder holds memory-mapped token files of train, valid and test text. Files named train*, valid* and test* are
-    those; other text is split by document, 90 : 5 : 5.
+    those; other text is split by document, 90 : 5 : 5. Of prepared folders it holds their names alone.
     """
+    from vlhmm.distributed import world
     from vlhmm.reports import preparing_corpus
 
     steps = preparing_corpus(
@@ -84,6 +91,8 @@ def prepare(
         eos=None if eos is None else eos.value,
         valid=valid,
         test=test,
+        processes=processes,
+        here=world(),
     )
     made = watch(steps, "reading")
     if as_json:

@@ -121,7 +121,7 @@ def _sentence(corpus: Corpus) -> str:
     """The first line of the test text that is neither short nor long and has no unknown word."""
     tokenizer = corpus.tokenizer
     words: list[int] = []
-    for token in corpus.test.ids.tolist():
+    for token in corpus.test.ids[:].tolist():
         if token != tokenizer.eos_id:
             words.append(token)
             continue

@@ -24,7 +24,9 @@ class HasIds(Protocol):
     """A corpus split, `vlhmm.data.Tokens` for one."""
 
     @property
-    def ids(self) -> npt.NDArray[Any]: ...
+    def ids(self) -> Any:
+        """An array, or what is read as one."""
+        ...
 
 
 TokenSource = HasIds | npt.NDArray[Any] | Sequence[int]
@@ -135,15 +137,15 @@ def word_counts(tokens: TokenSource, vocab_size: int) -> Ints:
     return counts
 
 
-def flat_ids(tokens: TokenSource) -> npt.NDArray[Any]:
-    """The ids of a split or an array, checked to be one row of integers; never copied from a memory map."""
-    ids = np.asarray(tokens.ids if isinstance(tokens, HasIds) else tokens)
+def flat_ids(tokens: TokenSource) -> Any:
+    """The ids of a split or an array, checked to be one row of integers; never copied from memory maps."""
+    ids = tokens.ids if isinstance(tokens, HasIds) else np.asarray(tokens)
     if ids.ndim != 1 or (ids.dtype.kind not in "ui" and len(ids)):
         raise ValueError(f"tokens must be one row of integers, not {ids.dtype} of shape {ids.shape}")
     return ids
 
 
-def _vocab_size(ids: npt.NDArray[Any], eos_id: int | None, vocab_size: int | None) -> int:
+def _vocab_size(ids: Any, eos_id: int | None, vocab_size: int | None) -> int:
     least, most = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
     if vocab_size is None:
         vocab_size = max(most, -1 if eos_id is None else eos_id) + 1

@@ -4,18 +4,20 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from vlhmm.data.atomic import atomic_folder, atomic_write
 from vlhmm.data.benchmarks import SHA256, Benchmark, benchmark_batches, benchmark_files
 from vlhmm.data.checksums import verify_wanted
 from vlhmm.data.encode import Encoded, EosRule, LineEncoder
 from vlhmm.data.json_file import one_line, read_json_object
 from vlhmm.data.pydocs import pydocs_documents, python_version
+from vlhmm.data.remote import TextPath, text_path
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import SplitBatch, find_text
 from vlhmm.data.tokenizer import Tokenizer
@@ -24,6 +26,8 @@ from vlhmm.data.vocabulary import Learner, Vocabulary
 
 MANIFEST: Final = "corpus.json"
 MANIFEST_VERSION: Final = 1
+JOINED_VERSION: Final = 2
+"""Of a corpus that refers to others."""
 NAMES: Final = ("pydocs", *SHA256)
 PYDOCS_MIN_COUNT: Final = 3
 
@@ -135,7 +139,8 @@ def load_corpus(
       always read so, and keeps all its words.
 
     Args:
-        source: Name or path.
+        source: Name or path, or an address that fsspec reads, such as `s3://bucket/text.txt` or `hf://datasets/OWNER/NAME/text.jsonl`
+            (`pip install 'vlhmm[hub]'`).
         data_dir: Folder with ptb/ and wikitext-2/; None: the environment variable `VLHMM_DATA`, else they are downloaded.
         tokenizer: "bpe", "words", "whitespace", a tokenizer, a `tokenizer.json`, a folder with one, or a SentencePiece `.model`; None: "bpe",
             but "whitespace" for pydocs, ptb and wikitext-2.
@@ -170,8 +175,8 @@ def load_corpus(
         if name == "pydocs":
             return _load_pydocs(vocabulary, cache)
         return _load_benchmark("ptb" if name == "ptb" else "wikitext-2", vocabulary, data_dir)
-    path = Path(source)
-    if (path / MANIFEST).is_file():
+    path = text_path(name)
+    if isinstance(path, Path) and (path / MANIFEST).is_file():
         if vocabulary != Vocabulary() or valid is not None:
             raise ValueError(f"{path} is prepared: its tokenizer and splits are fixed; prepare the text anew instead")
         return load_prepared(path, verify=verify)
@@ -181,11 +186,11 @@ def load_corpus(
             f"no corpus {name!r}: neither a file or folder nor one of {', '.join(NAMES)}"
             + (f"; did you mean {close[0]}?" if close else "")
         )
-    text = find_text(path, None if valid is None or test is None else (Path(valid), Path(test)))
+    text = find_text(path, None if valid is None or test is None else (valid, test))
     return _build(printable_name(path), text.batches, vocabulary.maker("bpe"))
 
 
-def printable_name(path: Path) -> str:
+def printable_name(path: TextPath) -> str:
     """The last part of `path` as text that every file can hold, whatever bytes it is made of and whatever the locale."""
     return os.fsencode(path.name).decode("utf-8", "backslashreplace")
 
@@ -203,6 +208,8 @@ def load_prepared(folder: Path, *, verify: bool | None = None) -> Corpus:
         raise ValueError(
             f"{folder} is no prepared corpus: {MANIFEST} cannot be read ({one_line(error, 400)})"
         ) from error
+    if version == JOINED_VERSION:
+        return _load_joined(folder, name, manifest, verify)
     if version != MANIFEST_VERSION:
         raise ValueError(
             f"{folder} has version {one_line(version, 80)}, this program reads {MANIFEST_VERSION}; prepare it again"
@@ -229,6 +236,49 @@ def load_prepared(folder: Path, *, verify: bool | None = None) -> Corpus:
     if digest != manifest.get("hash"):
         raise ValueError(f"{folder} is damaged: its files are not those of its {MANIFEST}; prepare it again")
     return Corpus(name, tokenizer, tokens["train"], tokens["valid"], tokens["test"], digest, note)
+
+
+def join_corpora(folders: Sequence[Path], out: Path) -> None:
+    """Writes the new folder `out` as one corpus of prepared ones, whose token files stay where they are."""
+    corpora = [load_prepared(folder) for folder in folders]
+    tokenizer = corpora[0].tokenizer
+    for folder, corpus in zip(folders, corpora, strict=True):
+        if corpus.tokenizer.hash != tokenizer.hash:
+            raise ValueError(
+                f"{folder} was prepared with tokenizer {corpus.tokenizer.hash[:12]}, but {folders[0]} with {tokenizer.hash[:12]}: "
+                "prepare both with the same tokenizer.json"
+            )
+    manifest: dict[str, Any] = {
+        "version": JOINED_VERSION,
+        "name": printable_name(out),
+        "note": "",
+        "hash": corpus_hash(tokenizer.hash, [corpus.hash for corpus in corpora]),
+        "parts": [
+            {"folder": str(folder.absolute()), "hash": corpus.hash}
+            for folder, corpus in zip(folders, corpora, strict=True)
+        ],
+    }
+    manifest["sha256"] = manifest_sha256(manifest)
+    with atomic_folder(out) as partial:
+        tokenizer.save(partial / "tokenizer.json")
+        atomic_write(partial / MANIFEST, json.dumps(manifest, indent=2).encode())
+
+
+def _load_joined(folder: Path, name: str, manifest: Mapping[str, Any], verify: bool) -> Corpus:
+    if manifest.get("sha256") != manifest_sha256(manifest):
+        raise ValueError(f"{folder} is damaged: {MANIFEST} does not have the SHA-256 that it records; join it again")
+    corpora = []
+    for part in manifest["parts"]:
+        path = Path(part["folder"])
+        if not (path / MANIFEST).is_file():
+            raise ValueError(
+                f"{folder} refers to {path}, where no prepared corpus is; join the corpora again from where they are"
+            )
+        corpora.append(load_prepared(path, verify=verify))
+        if corpora[-1].hash != part["hash"]:
+            raise ValueError(f"{folder} refers to {path}, which was another corpus then; join the corpora again")
+    train, valid, test = (Tokens.joined([getattr(corpus, split) for corpus in corpora]) for split in SPLITS)
+    return Corpus(name, corpora[0].tokenizer, train, valid, test, str(manifest["hash"]), str(manifest["note"]))
 
 
 def eos_rule(tokenizer: Tokenizer) -> EosRule:

@@ -69,7 +69,8 @@ class LineEncoder:
     numpy; the rest goes through the tokenizer line by line.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos: EosRule) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos: EosRule, begun: Iterable[str] = ()) -> None:
+        """`begun`: texts of which lines were read elsewhere before."""
         if eos != "none" and tokenizer.eos_id is None:
             raise ValueError(
                 f"the tokenizer has no end-of-text token, which eos={eos!r} needs; use eos='none' or add one"
@@ -86,7 +87,7 @@ class LineEncoder:
         self._joins_lines = eos != "line" and is_byte_level(definition)
         self._spaces_begin_words = _spaces_begin_words(definition)
         # Texts whose last line is not the last of its document.
-        self._open: set[str] = set()
+        self._open = set(begun) if eos == "none" else set[str]()
 
     def encode(self, lines: Sequence[str | None]) -> Encoded:
         """None in `lines` ends a document. The first line begins one."""

@@ -5,17 +5,20 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from vlhmm.data.json_file import one_line
+from vlhmm.data.remote import RemotePath, TextPath, bytes_of, text_path
 
+StrPath = str | os.PathLike[str] | RemotePath
+"""Of a text: a path, or an address for fsspec."""
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 SUFFIXES: Final = (".txt", ".txt.gz", ".txt.xz", ".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet")
@@ -40,13 +43,16 @@ class Batch:
     """Bytes of the file, as it lies on disk, read so far."""
 
 
-def text_files(inputs: str | Path | Sequence[str | Path]) -> list[Path]:
+def text_files(inputs: StrPath | Sequence[StrPath]) -> list[TextPath]:
     """The text files named, and those directly in the folders named, folders in sorted order."""
-    paths = [Path(inputs)] if isinstance(inputs, str | Path) else [Path(path) for path in inputs]
-    files: list[Path] = []
+    paths = paths_of(inputs)
+    files: list[TextPath] = []
     for path in paths:
         if path.is_dir():
-            found = sorted(p for p in path.iterdir() if _has_suffix(p) and p.is_file() and p.name[0] != ".")
+            inside: list[TextPath] = list(path.iterdir())
+            found = sorted(
+                (p for p in inside if _has_suffix(p) and p.is_file() and p.name[0] != "."), key=lambda p: p.name
+            )
             if not found:
                 raise ValueError(f"folder {path} has 0 text files; supported are {', '.join(SUFFIXES)}")
             files += found
@@ -64,18 +70,25 @@ def text_files(inputs: str | Path | Sequence[str | Path]) -> list[Path]:
     return files
 
 
-def _require_reader(path: Path) -> None:
+def paths_of(inputs: StrPath | Sequence[StrPath]) -> list[TextPath]:
+    """One path or several."""
+    if isinstance(inputs, str | os.PathLike | RemotePath):
+        return [text_path(inputs)]
+    return [text_path(path) for path in inputs]
+
+
+def _require_reader(path: TextPath) -> None:
     if path.name.endswith(".parquet") and find_spec("pyarrow") is None:
         raise ValueError(f'{path} needs the extra for parquet files: pip install "vlhmm[parquet]"')
 
 
-def files_by_split(files: Iterable[Path]) -> dict[Split, list[Path]] | None:
+def files_by_split(files: Iterable[TextPath]) -> dict[Split, list[TextPath]] | None:
     """Files sorted by names that begin with train, valid (val, validation, dev) or test.
 
     None where none does, or all of them are for training: then the text has to be split by document.
     """
-    splits: dict[Split, list[Path]] = {split: [] for split in SPLITS}
-    unnamed: list[Path] = []
+    splits: dict[Split, list[TextPath]] = {split: [] for split in SPLITS}
+    unnamed: list[TextPath] = []
     for file in files:
         match = _SPLIT_NAME.match(file.name)
         if match is None:
@@ -96,7 +109,7 @@ def files_by_split(files: Iterable[Path]) -> dict[Split, list[Path]] | None:
     return splits
 
 
-def read_batches(path: Path) -> Generator[Batch, None, None]:
+def read_batches(path: TextPath) -> Generator[Batch, None, None]:
     """The file's lines, none of them blank, and no document empty.
 
     A document ends at a blank line of a text file, at the end of a record of the other kinds (the text under `text`),
@@ -117,7 +130,7 @@ def read_batches(path: Path) -> Generator[Batch, None, None]:
         raise ValueError(f"{path} is damaged or cut short: {error}; fetch it again") from error
 
 
-def _marked_batches(path: Path) -> Iterator[Batch]:
+def _marked_batches(path: TextPath) -> Iterator[Batch]:
     """The file's lines, with None for every blank line, record end and file end."""
     if path.name.endswith(".parquet"):
         yield from _parquet_batches(path)
@@ -126,10 +139,10 @@ def _marked_batches(path: Path) -> Iterator[Batch]:
     else:
         for lines, bytes_read in read_raw_lines(path):
             yield Batch([line if line and not line.isspace() else None for line in lines], bytes_read)
-    yield Batch([None], path.stat().st_size)
+    yield Batch([None], bytes_of(path))
 
 
-def read_raw_lines(path: Path) -> Iterator[tuple[list[str], int]]:
+def read_raw_lines(path: TextPath) -> Iterator[tuple[list[str], int]]:
     """Batches of the lines of a text file, blank ones too, without their ends; with each the bytes read so far."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     held = ""
@@ -153,7 +166,7 @@ def read_raw_lines(path: Path) -> Iterator[tuple[list[str], int]]:
         yield last if last[-1] else last[:-1], raw.tell()
 
 
-def _check_length(parts: list[str], path: Path) -> None:
+def _check_length(parts: list[str], path: TextPath) -> None:
     """Refuses a line before its parts are joined: one wide character makes all of them wide."""
     num_chars = sum(map(len, parts))
     if num_chars * 4 > MAX_LINE_BYTES and num_chars * max(map(_bytes_a_char, parts)) > MAX_LINE_BYTES:
@@ -171,7 +184,7 @@ def _bytes_a_char(text: str) -> int:
     return 1 if highest < "\u0100" else 2 if highest < "\U00010000" else 4
 
 
-def _unpack(raw: io.BufferedReader, path: Path) -> io.BufferedIOBase:
+def _unpack(raw: io.BufferedReader, path: TextPath) -> io.BufferedIOBase:
     if path.suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)
     if path.suffix != ".xz":
@@ -185,7 +198,7 @@ def _unify_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def _jsonl_batches(path: Path) -> Iterator[Batch]:
+def _jsonl_batches(path: TextPath) -> Iterator[Batch]:
     number = 0
     for rows, bytes_read in read_raw_lines(path):
         lines: list[str | None] = []
@@ -200,7 +213,7 @@ def _jsonl_batches(path: Path) -> Iterator[Batch]:
         yield Batch(lines, bytes_read)
 
 
-def _record_text(row: str, path: Path, number: int) -> str:
+def _record_text(row: str, path: TextPath, number: int) -> str:
     escapes = row.count("\\u")
     surrogates = bool(escapes) and _SURROGATE.search(row) is not None
     bytes_a_char = 4 if surrogates else max(2 if escapes else 1, _bytes_a_char(row))
@@ -236,14 +249,23 @@ def _shown_keys(record: dict[str, object]) -> str:
     return ", ".join(one_line(key, 40) for key in islice(record, _SHOWN_KEYS)) + more
 
 
-def _parquet_batches(path: Path) -> Iterator[Batch]:
+def _parquet_batches(path: TextPath) -> Iterator[Batch]:
     _require_reader(path)
+    if isinstance(path, RemotePath):
+        # The library closes what it has opened itself, and nothing else.
+        with path.open("rb") as opened:
+            yield from _parquet_texts(opened, path)
+    else:
+        yield from _parquet_texts(path, path)
+
+
+def _parquet_texts(opened: Any, path: TextPath) -> Iterator[Batch]:
     import pyarrow
     from pyarrow import parquet
 
-    size = path.stat().st_size
+    size = bytes_of(path)
     try:
-        file = parquet.ParquetFile(path, page_checksum_verification=True)
+        file = parquet.ParquetFile(opened, page_checksum_verification=True)
     # Metadata that cannot be parsed is an OSError, names that are no UTF-8 a UnicodeDecodeError.
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         raise ValueError(f"{path} is damaged or no parquet file: {one_line(error)}; fetch it again") from None
@@ -297,7 +319,7 @@ def _record_lines(text: str) -> list[str | None]:
     return lines
 
 
-def _has_suffix(path: Path) -> bool:
+def _has_suffix(path: TextPath) -> bool:
     return path.name.endswith(SUFFIXES)
 
 

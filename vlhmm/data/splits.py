@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Final
 
-from vlhmm.data.sources import SPLITS, Batch, Split, files_by_split, read_batches, text_files
+from vlhmm.data.remote import TextPath, bytes_of
+from vlhmm.data.sources import SPLITS, Batch, Split, StrPath, files_by_split, read_batches, text_files
 
 # Of every so many documents in a row one is for validation, one for test.
 GROUP: Final = 20
@@ -29,7 +29,7 @@ class SplitBatch:
 class Text:
     """Text files and what is known of them before they are read."""
 
-    files: list[Path]
+    files: list[TextPath]
     splits: list[Split] | None
     """The split of each file; None where the text is to be split by document."""
     lines_are_documents: bool
@@ -37,38 +37,40 @@ class Text:
     @property
     def size(self) -> int:
         """Bytes of all files as they lie on disk."""
-        return sum(file.stat().st_size for file in self.files)
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each file."""
+        return [bytes_of(file) for file in self.files]
 
     def batches(self) -> Iterator[SplitBatch]:
         """All of the text, in one pass."""
-        return self._by_document() if self.splits is None else self._by_file(self.splits)
-
-    def _by_file(self, splits: list[Split]) -> Iterator[SplitBatch]:
-        done = 0
-        for file, split in zip(self.files, splits, strict=True):
-            for batch in self._read(file):
-                yield SplitBatch(split, batch.lines, done + batch.bytes_read, str(file))
-            done += file.stat().st_size
-
-    def _by_document(self) -> Iterator[SplitBatch]:
         document = done = 0
-        for file in self.files:
-            for batch in self._read(file):
-                kept: dict[Split, list[str | None]] = {split: [] for split in SPLITS}
-                for line in batch.lines:
-                    kept[split_of(document)].append(line)
-                    document += line is None
-                for split, lines in kept.items():
-                    if lines:
-                        yield SplitBatch(split, lines, done + batch.bytes_read, str(file))
-            done += file.stat().st_size
-        if document < GROUP:
-            raise ValueError(
-                f"{document} documents, at least {GROUP} are needed to split them into train, valid and test; part the "
-                "text by blank lines, or give valid and test texts"
-            )
+        for number, size in enumerate(self.sizes):
+            for batch in self.batches_of(number, document):
+                yield replace(batch, bytes_read=done + batch.bytes_read)
+                document += batch.lines.count(None)
+            done += size
+        if self.splits is None:
+            require_documents(document)
 
-    def _read(self, file: Path) -> Iterator[Batch]:
+    def batches_of(self, number: int, first_document: int = 0) -> Iterator[SplitBatch]:
+        """The text of one file; documents before it decide the splits of its own, where these are told by document."""
+        file, document = self.files[number], first_document
+        for batch in self._read(file):
+            if self.splits is not None:
+                yield SplitBatch(self.splits[number], batch.lines, batch.bytes_read, str(file))
+                continue
+            kept: dict[Split, list[str | None]] = {split: [] for split in SPLITS}
+            for line in batch.lines:
+                kept[split_of(document)].append(line)
+                document += line is None
+            for split, lines in kept.items():
+                if lines:
+                    yield SplitBatch(split, lines, batch.bytes_read, str(file))
+
+    def _read(self, file: TextPath) -> Iterator[Batch]:
         for batch in read_batches(file):
             if self.lines_are_documents:
                 ended = [mark for line in batch.lines if line is not None for mark in (line, None)]
@@ -77,7 +79,16 @@ class Text:
                 yield batch
 
 
-def find_text(inputs: str | Path | Sequence[str | Path], held_out: tuple[Path, Path] | None = None) -> Text:
+def require_documents(count: int) -> None:
+    """Refuses a text that has too few of them to hold some out."""
+    if count < GROUP:
+        raise ValueError(
+            f"{count} documents, at least {GROUP} are needed to split them into train, valid and test; part the "
+            "text by blank lines, or give valid and test texts"
+        )
+
+
+def find_text(inputs: StrPath | Sequence[StrPath], held_out: tuple[StrPath, StrPath] | None = None) -> Text:
     """The text in files or folders; its splits by `held_out` (valid, test), else by the files' names, else none yet."""
     files = text_files(inputs)
     if held_out is None:
@@ -99,7 +110,7 @@ def split_of(document: int, group_size: int = GROUP) -> Split:
     return "valid" if place == valid else "test" if place == test else "train"
 
 
-def _lines_are_documents(files: Iterable[Path]) -> bool:
+def _lines_are_documents(files: Iterable[TextPath]) -> bool:
     """Whether nothing in these files parts documents: then every line is one."""
     for file in files:
         if not file.name.endswith((".txt", ".txt.gz", ".txt.xz")):

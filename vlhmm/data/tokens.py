@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vlhmm.data.atomic import atomic_file
+from vlhmm.data.joined import JoinedIds
 from vlhmm.data.json_file import parse_json
 
 MAGIC: Final = b"VLHMMTOK"
@@ -27,7 +28,7 @@ VERSION: Final = 1
 HEADER_BYTES: Final = 4096
 _PREFIX: Final = struct.Struct("<8sII")
 
-Ids = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.int64]
+Ids = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.int64] | JoinedIds
 Offsets = npt.NDArray[np.int64]
 
 
@@ -97,6 +98,38 @@ class Tokens:
         if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise ValueError(f"token ids from {ids.min()} to {ids.max()}; the vocabulary is 0..{vocab_size - 1}")
         return cls(ids.astype(id_dtype(vocab_size)), offsets)
+
+    @classmethod
+    def joined(cls, texts: "list[Tokens]") -> "Tokens":
+        """Put texts one after the other without copying their ids, so that those that are memory-mapped stay so.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            All documents of the texts, in order.
+
+        Raises:
+            ValueError: There are none.
+
+        Example:
+            >>> from vlhmm.data import Tokens
+            >>> text = Tokens.from_documents([[0, 1, 2], [2, 0]], vocab_size=3)
+            >>> twice = Tokens.joined([text, text])
+            >>> twice, twice.document(3).tolist()
+            (Tokens(10 tokens, 4 documents, uint16), [2, 0])
+        """
+        if not texts:
+            raise ValueError("0 texts to join, at least 1 is needed")
+        begins = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        offsets = [text.offsets[1:] + begin for text, begin in zip(texts, begins, strict=False)]
+        words, num_bytes = [text.words for text in texts], [text.bytes for text in texts]
+        return cls(
+            JoinedIds([text.ids for text in texts]),
+            np.concatenate([np.zeros(1, np.int64), *offsets]),
+            None if None in words else sum(one or 0 for one in words),
+            None if None in num_bytes else sum(one or 0 for one in num_bytes),
+        )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -384,7 +417,7 @@ def _header_crc(values: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
-def chunks(array: npt.NDArray[Any], size: int = 1 << 22) -> Iterator[npt.NDArray[Any]]:
+def chunks(array: npt.NDArray[Any] | JoinedIds, size: int = 1 << 22) -> Iterator[npt.NDArray[Any]]:
     """Pieces of a large array, so that a mapped file is never in memory as a whole."""
     for start in range(0, len(array), size):
         yield array[start : start + size]

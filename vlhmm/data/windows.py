@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,9 +12,13 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vlhmm.data.joined import JoinedIds
 from vlhmm.data.tokens import Tokens
 
 WindowKind = Literal["carried", "independent"]
+
+IN_MEMORY_TOKENS = 1 << 28
+"""A longer text is put into its random order window by window, not as a whole."""
 
 
 @dataclass(frozen=True)
@@ -47,29 +51,54 @@ class Epoch:
         """The windows from the one numbered `first` on."""
         random = np.random.default_rng([self.seed, self.number])
         if self.kind == "carried":
-            streams = self._joined(random)[: self.batch_size * self.num_windows * self.length]
-            streams = streams.reshape(self.batch_size, -1)
+            read = self._streams(random)
             for window in range(first, self.num_windows):
-                yield _as_tensor(streams[:, window * self.length : (window + 1) * self.length])
+                yield _as_tensor(read(window * self.length, (window + 1) * self.length))
         else:
             count, left = divmod(len(self.tokens), self.length)
             offset = int(random.integers(left + 1))
             order = random.permutation(count)
-            # Whole rows of a plain array are taken three times as fast as single tokens of a mapped file.
-            every = np.asarray(self.tokens.ids)[offset : offset + count * self.length].reshape(count, self.length)
             for window in range(first, self.num_windows):
-                chosen = order[window * self.batch_size : (window + 1) * self.batch_size]
-                yield _as_tensor(every[np.sort(chosen)])
+                chosen = np.sort(order[window * self.batch_size : (window + 1) * self.batch_size])
+                yield _as_tensor(self._rows(offset, count, chosen))
 
-    def _joined(self, random: np.random.Generator) -> NDArray[Any]:
+    def _rows(self, offset: int, count: int, chosen: NDArray[Any]) -> NDArray[Any]:
+        """Those windows of the text that begin `offset` tokens into it."""
+        ids = self.tokens.ids
+        if isinstance(ids, JoinedIds):
+            found: NDArray[Any] = ids[offset + chosen[:, None] * self.length + np.arange(self.length)]
+            return found
+        # Whole rows of a plain array are taken three times as fast as single tokens of a mapped file.
+        rows: NDArray[Any] = np.asarray(ids)[offset : offset + count * self.length].reshape(count, self.length)
+        return rows[chosen]
+
+    def _streams(self, random: np.random.Generator) -> Callable[[int, int], NDArray[Any]]:
+        """What gives a stretch of all streams of the text in random order."""
+        length = self.num_windows * self.length
         order = random.permutation(self.tokens.num_documents)
         begins, ends = self.tokens.offsets[:-1][order], self.tokens.offsets[1:][order]
-        sizes = ends - begins
+        if len(self.tokens) <= IN_MEMORY_TOKENS:
+            streams = self._joined(order, begins, ends - begins)[: self.batch_size * length].reshape(
+                self.batch_size, -1
+            )
+            return lambda first, end: streams[:, first:end]
+        # Position i of the joined text lies in some document, (i - where that begins here) tokens into it.
+        ends_here = np.cumsum(ends - begins)
+
+        def read(first: int, end: int) -> NDArray[Any]:
+            places = np.arange(self.batch_size)[:, None] * length + np.arange(first, end)
+            document = np.searchsorted(ends_here, places, side="right")
+            found: NDArray[Any] = self.tokens.ids[ends[document] - (ends_here[document] - places)]
+            return found
+
+        return read
+
+    def _joined(self, order: NDArray[Any], begins: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
+        """Documents in this order, in memory."""
         if len(sizes) and (sizes == sizes[0]).all():
             # Rows are copied whole, a hundred times as fast as tokens one by one.
             rows: NDArray[Any] = np.asarray(self.tokens.ids).reshape(len(sizes), sizes[0])[order]
             return rows.reshape(-1)
-        # Position i of the joined text lies in some document, (i - where that begins here) tokens into it.
         shift = begins - (np.cumsum(sizes) - sizes)
         joined: NDArray[Any] = self.tokens.ids[np.arange(len(self.tokens)) + np.repeat(shift, sizes)]
         return joined

@@ -10,6 +10,7 @@ from pathlib import Path
 from vlhmm.cluster import Blocks, count_bigrams, mutual_information, word_counts
 from vlhmm.data import Corpus, Tokens, load_corpus, prepare_steps
 from vlhmm.data.encode import EosRule
+from vlhmm.distributed import ALONE, World
 from vlhmm.progress import Progress, result_of
 from vlhmm.training.presets import BlockSettings, Recipe
 from vlhmm.training.settings import TrainSettings
@@ -27,20 +28,31 @@ class PreparedCorpus:
 
 
 def preparing_corpus(
-    inputs: Sequence[Path],
+    inputs: Sequence[str | Path],
     tokenizer: str | None,
     out: Path,
     *,
     vocab_size: int | None = None,
     min_count: int | None = None,
     eos: EosRule | None = None,
-    valid: Path | None = None,
-    test: Path | None = None,
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
+    processes: int = 1,
+    here: World = ALONE,
 ) -> Generator[Progress, None, PreparedCorpus]:
     """`vlhmm.data.prepare`, telling how far it is."""
     begun = time.monotonic()
     steps = prepare_steps(
-        inputs, tokenizer, out, vocab_size=vocab_size, min_count=min_count, eos=eos, valid=valid, test=test
+        inputs,
+        tokenizer,
+        out,
+        vocab_size=vocab_size,
+        min_count=min_count,
+        eos=eos,
+        valid=valid,
+        test=test,
+        processes=processes,
+        here=here,
     )
     for step in steps:
         yield Progress(

@@ -11,6 +11,7 @@ import numpy as np
 from vlhmm.data import Corpus, Tokenizer, Tokens, load_corpus
 from vlhmm.data.corpus import MANIFEST, eos_rule
 from vlhmm.data.encode import LineEncoder
+from vlhmm.data.remote import text_path
 from vlhmm.data.sources import Split, read_batches, text_files
 from vlhmm.data.tokens import id_dtype
 from vlhmm.lm import LanguageModel
@@ -78,7 +79,7 @@ def read_source(
         if plan is None:
             raise ValueError(f"{folder} does not say what it was trained on: name a corpus or a text file")
         corpus, notes = corpus_for(lm, plan.source, data_dir or plan.data_dir)
-    elif lines is not None or Path(source).is_file():
+    elif lines is not None or text_path(source).is_file():
         if split is not None:
             raise ValueError(f"--split {split} is for a corpus, but {source} is one text: leave --split out")
         if plan is not None and lines is None and Path(source).resolve() == Path(plan.source).resolve():
