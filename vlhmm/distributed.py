@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -138,6 +139,9 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
             f"the process group's backend is {dist.get_backend()!r}, which moves no CPU tensors: make it by "
             'init_process_group("cpu:gloo,cuda:nccl")'
         )
+    if here.size > 1:
+        # Now that all of them are here.
+        _patient_group(dist.group.WORLD)
     try:
         yield here
     except (Exception, KeyboardInterrupt) as error:
@@ -284,25 +288,19 @@ def sum_in_order(values: Tensor, here: World, what: str = "") -> Tensor:
     return total.view(values.shape).to(values.device)
 
 
-def gather_objects(value: Value, here: World, what: str = "") -> list[Value]:
+def gather_objects(value: Value, here: World, what: str = "", *, patiently: bool = False) -> list[Value]:
     """Every rank's `value`, in the order of ranks."""
     if here.size == 1:
         return [value]
     values: list[Any] = [None] * here.size
     with collective(here, what):
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, _patient_group(dist.group.WORLD) if patiently else None)
     return values
 
 
 def gather_when_done(value: Value, here: World, what: str) -> list[Value]:
     """`gather_objects` after work of unequal length: ranks wait for the slowest as long as it takes."""
-    if here.size > 1:
-        key = f"vlhmm/arrived/{what}"
-        with collective(here, what):
-            # No rank comes a second time before all were here once.
-            number = _store().add(key, 1)
-            _wait_until(lambda: _store().add(key, 0) >= -(-number // here.size) * here.size)
-    return gather_objects(value, here, what)
+    return gather_objects(value, here, what, patiently=True)
 
 
 def broadcast_object(value: Value, here: World, what: str = "") -> Value:
@@ -329,39 +327,32 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], here: World, what: str = ""
     return received
 
 
-def first_does(work: Callable[[], Value], here: World, what: str, number: str = "") -> Value:
-    """What `work` gives on the first rank, on all of them. They wait as long as it takes; `what` and `number` name it, once in a
-    run, and `what` stands in errors."""
+def first_does(work: Callable[[], Value], here: World, what: str = "") -> Value:
+    """What `work` gives on the first rank, on all of them. They wait as long as it takes, unless it is lost."""
     if here.size == 1:
         return work()
-    if here.is_first:
-        made: Value | None = work()
-        _store().set(f"vlhmm/done/{what}/{number}", "")
-    else:
-        made = None
-        with collective(here, what):
-            _wait_until(lambda: bool(_store().check([f"vlhmm/done/{what}/{number}"])))
-    return cast("Value", broadcast_object(made, here, what))
-
-
-def _wait_until(reached: Callable[[], bool]) -> None:
-    """As long as it takes, unless a rank fails meanwhile."""
-    while not reached():
-        if _store().check(["vlhmm/error"]):
-            raise _other_rank_error()
-        time.sleep(POLL_SECONDS)
+    made: list[Any] = [work() if here.is_first else None]
+    with collective(here, what):
+        dist.broadcast_object_list(made, 0, group=_patient_group(dist.group.WORLD))
+    return cast("Value", made[0])
 
 
 def first_yields(
-    steps: Callable[[], Generator[Any, None, Value]], here: World, what: str, number: str = ""
+    steps: Callable[[], Generator[Any, None, Value]], here: World, what: str = ""
 ) -> Generator[Any, None, Value]:
     """`first_does` for work that tells of its progress: the first rank yields what `steps` does, the others nothing. The first
     decides what a signal does."""
     if here.is_first:
         made = yield from steps()
-        return first_does(lambda: made, here, what, number)
+        return first_does(lambda: made, here, what)
     with stop_signals():
-        return first_does(cast("Callable[[], Value]", steps), here, what, number)
+        return first_does(cast("Callable[[], Value]", steps), here, what)
+
+
+@cache
+def _patient_group(whole: Any) -> dist.ProcessGroup:
+    """The same ranks, without a time limit: they hear at once of a rank that is lost, and never of one that is slow."""
+    return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timedelta(days=365)))
 
 
 def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:

@@ -57,7 +57,7 @@ def all_hold(here: World) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
     assert any_rank([here.rank == here.size - 1, False, True], here) == [True, False, True]
-    assert first_does(lambda: time.sleep(0.2) or dist.get_rank(), here, "sleeping") == 0
+    assert first_does(lambda: time.sleep(0.2) or dist.get_rank(), here) == 0
     barrier(here)
     require_alike({"seed": 1, "hash": "ab"}, here)
 

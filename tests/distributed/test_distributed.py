@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_one_process_gets_back_what_it_gave() -> None:
     assert broadcast_tensors({"a": values}, ALONE)["a"] is values
     assert shard([1, 2, 3], ALONE) == [1, 2, 3]
     assert any_rank([True, False], ALONE) == [True, False]
-    assert first_does(lambda: 5, ALONE, "five") == 5
+    assert first_does(lambda: 5, ALONE) == 5
     barrier(ALONE)
     require_alike({"seed": 0}, ALONE)
 
@@ -89,6 +90,16 @@ def test_a_rank_that_was_killed_is_named() -> None:
     assert {told[0].partition(": ")[0], told[2].partition(": ")[0]} == {"LostRankError", "OtherRankError"}
     assert told[0].endswith(text)
     assert told[2].endswith(text)
+
+
+def test_ranks_that_wait_without_a_limit_hear_that_the_first_was_killed() -> None:
+    def killed() -> None:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    told = on_ranks(lambda here: first_does(killed, here, "writing"), 2)
+    text = "rank 0 was lost in writing: it was killed, or its machine cannot be reached"
+    assert told == ["killed", f"LostRankError: {text}"]
 
 
 def test_a_rank_that_hangs_is_named_after_the_time_limit() -> None:

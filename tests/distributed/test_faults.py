@@ -29,7 +29,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, here: World, *options: str) -> int:
-    """The status of `vlhmm train` on one rank; what it prints goes to a file of its own."""
+    """The status of `vlhmm train` on one rank, raised unless it is 0; what it prints goes to a file of its own."""
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     sys.argv = ["vlhmm", "train", "../text.txt", "--out", "out", *MODEL.split(), *options]
@@ -39,7 +39,10 @@ def command(folder: Path, here: World, *options: str) -> int:
         redirect_stdout(out),
         redirect_stderr(err),
     ):
-        return main()
+        status = main()
+    if status:
+        raise ValueError(status)
+    return status
 
 
 def printed(folder: Path, kind: str) -> list[str]:
@@ -61,7 +64,7 @@ def peace(work: Path) -> Path:
 
 def test_a_run_of_several_ranks_is_told_once(peace: Path) -> None:
     checks = [line for line in printed(peace, "err") if "valid perplexity" in line]
-    assert len(checks) == 8 * 4 == len([record for record in read_log(peace / "out") if record["kind"] == "check"])
+    assert len(checks) == 8 * 2 == len([record for record in read_log(peace / "out") if record["kind"] == "check"])
     assert len([line for line in printed(peace, "out") if line.startswith("model ")]) == 1
 
 
@@ -80,7 +83,7 @@ def test_a_full_disk_of_the_first_rank_ends_all_with_one_message(work: Path) -> 
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         return command(work / "full", here, "--set", "epochs=1")
 
-    assert on_ranks(full, RANKS) == ["2", "2"]
+    assert on_ranks(full, RANKS) == ["ValueError: 2", "OtherRankError: rank 0: 2"]
     (error,) = [line for line in printed(work / "full", "err") if "error" in line.lower()]
     assert error.startswith("error: out/")
     assert error.endswith("File too large")

@@ -238,7 +238,6 @@ class BaumWelchTask:
                 lambda: save_model(out, self.model, self.corpus.tokenizer, self.about, weights),
                 self.here,
                 f"writing to {out}",
-                f"best of step {self.step}",
             )
             self.best.is_saved = True
 

@@ -314,7 +314,6 @@ class GradientTask:
                 lambda: save_model(out, self.model, self.corpus.tokenizer, self.about, weights),
                 self.here,
                 f"writing to {out}",
-                f"best of step {self.step}",
             )
             self.best.is_saved = True
 

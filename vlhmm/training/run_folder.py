@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from vlhmm.data.json_file import parse_json
 from vlhmm.distributed import (
     ALONE,
     World,
+    barrier,
     broadcast_object,
     broadcast_tensors,
     first_does,
@@ -46,7 +46,6 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / LOCK)
         self._depth = 0
-        self._entered, self._works = "", 0
 
     def __enter__(self) -> RunFolder:
         if self._depth:
@@ -57,7 +56,7 @@ class RunFolder:
             self._enter()
             remember(str(self.path.absolute()), self.here)
         self._depth = 1
-        self._entered = broadcast_object(uuid.uuid4().hex, self.here, f"opening {self.path}")
+        barrier(self.here, f"opening {self.path}")
         return self
 
     def _enter(self) -> None:
@@ -91,15 +90,11 @@ class RunFolder:
 
     def write(self, work: Callable[[], object]) -> None:
         """The first rank's work; the others wait for it, however long it takes."""
-        first_does(work, self.here, f"writing to {self.path}", self._next())
+        first_does(work, self.here, f"writing to {self.path}")
 
     def making(self, steps: Callable[[], Generator[Any, None, Made]]) -> Generator[Any, None, Made]:
         """What the first rank makes, and tells of meanwhile, on all of them."""
-        return (yield from first_yields(steps, self.here, f"waiting for {self.path}", self._next()))
-
-    def _next(self) -> str:
-        self._works += 1
-        return f"{self._entered}.{self._works}"
+        return (yield from first_yields(steps, self.here, "what the first rank makes"))
 
     def save_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         self.write(lambda: write_tensors(self.path / STATE, tensors, {"state": json.dumps(values)}))
