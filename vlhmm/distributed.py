@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -330,18 +331,11 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], here: World, what: str = ""
 
 
 def first_does(work: Callable[[], Value], here: World, what: str, number: str = "") -> Value:
-    """What `work` gives on the first rank, on all of them. They wait as long as it takes; `what` and `number` name it, once in a
-    run, and `what` stands in errors."""
+    """What `work` gives on the first rank, on all of them. They wait as long as it takes; `what` stands in errors."""
     if here.size == 1:
         return work()
-    if here.is_first:
-        made: Value | None = work()
-        _store().set(f"vlhmm/done/{what}/{number}", "")
-    else:
-        made = None
-        with collective(here, what):
-            _wait_until(lambda: bool(_store().check([f"vlhmm/done/{what}/{number}"])))
-    return cast("Value", broadcast_object(made, here, what))
+    made: Value | None = work() if here.is_first else None
+    return cast("Value", gather_when_done(made, here, what)[0])
 
 
 def _wait_until(reached: Callable[[], bool]) -> None:
@@ -369,6 +363,21 @@ def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:
     if here.size == 1:
         return rows
     return torch.cat(gather_objects(rows.detach().cpu(), here, what)).to(rows.device)
+
+
+def share_rows(whole: Tensor, ends: Sequence[int], here: World, what: str = "") -> None:
+    """Gives all ranks all rows of `whole`, of which rank r has those from ends[r - 1] to ends[r]."""
+    if here.size == 1:
+        return
+    at_once = max(1, SUMMED_AT_ONCE // max(1, whole[:1].numel()))
+    for rank, (begin, end) in enumerate(pairwise([0, *ends])):
+        for first in range(begin, end, at_once):
+            rows = slice(first, min(first + at_once, end))
+            part = whole[rows].cpu().contiguous()
+            with collective(here, what):
+                dist.broadcast(part, rank)
+            if rank != here.rank:
+                whole[rows] = part.to(whole.device)
 
 
 def any_rank(flags: Sequence[bool], here: World, what: str = "") -> list[bool]:
