@@ -11,8 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from tests.distributed.launch import ROOT
 from tests.kill.scenarios import differences, write_material
@@ -32,34 +35,53 @@ class Killed:
     """Kills of ranks that were starting."""
 
 
-def run(folder: Path, ranks: int, kills: int, epochs: int, draw: random.Random, seconds: float = 3.0) -> Killed:
-    """A training in `folder`/out of the text in the folder beside it. A rank is killed up to `seconds` after the first save of
-    each start, or, one in five, somewhere before."""
+@dataclass(frozen=True)
+class Agent:
+    """torchrun, and what its ranks say."""
+
+    process: "subprocess.Popen[bytes]"
+    said: IO[str]
+
+    def err(self) -> str:
+        self.said.seek(0)
+        return self.said.read()
+
+
+@contextmanager
+def started(folder: Path, ranks: int, restarts: int, epochs: int) -> Iterator[Agent]:
+    """torchrun with a training in `folder`/out of the text in the folder beside it; killed when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone"]
-    command += [f"--max-restarts={kills}", "--monitor-interval=0.05", "-m", "vlhmm", "train", "../text.txt"]
+    command += [f"--max-restarts={restarts}", "--monitor-interval=0.05", "-m", "vlhmm", "train", "../text.txt"]
     command += ["--out", "out", *MODEL.split(), "--set", f"epochs={epochs}"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
-    counts = {True: 0, False: 0}
     with tempfile.TemporaryFile("w+") as err:
-        agent = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=err)
+        process = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=err)
         try:
-            before = set[int]()
-            for _ in range(kills):
-                victims = _children(agent, ranks, before)
-                before |= set(victims)
-                made = draw.random() < 0.8 and _saved_again(agent, folder / "out" / "training.safetensors")
-                time.sleep(draw.uniform(0.0, seconds))
-                if agent.poll() is not None:
-                    break
-                os.kill(draw.choice(victims), signal.SIGKILL)
-                counts[made] += 1
-            status = agent.wait(timeout=600)
+            yield Agent(process, err)
         finally:
-            agent.kill()
-            agent.wait()
-        err.seek(0)
-        return Killed(status, err.read(), counts[True], counts[False])
+            if process.poll() is None:
+                # Its ranks end with it.
+                process.terminate()
+            process.wait()
+
+
+def run(folder: Path, ranks: int, kills: int, epochs: int, draw: random.Random, seconds: float = 3.0) -> Killed:
+    """A rank is killed up to `seconds` after the first save of each start, or, one in five, somewhere before."""
+    counts = {True: 0, False: 0}
+    with started(folder, ranks, kills, epochs) as agent:
+        before = set[int]()
+        for _ in range(kills):
+            victims = _children(agent.process, ranks, before)
+            before |= set(victims)
+            made = draw.random() < 0.8 and _saved_again(agent.process, folder / "out" / "training.safetensors")
+            time.sleep(draw.uniform(0.0, seconds))
+            if agent.process.poll() is not None:
+                break
+            os.kill(draw.choice(victims), signal.SIGKILL)
+            counts[made] += 1
+        status = agent.process.wait(timeout=600)
+        return Killed(status, agent.err(), counts[True], counts[False])
 
 
 def _children(agent: "subprocess.Popen[bytes]", ranks: int, before: set[int]) -> list[int]:

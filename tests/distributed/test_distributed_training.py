@@ -1,20 +1,122 @@
-"""Training on several ranks is that of one process."""
+"""Training on several ranks is that of one process, whatever their number, also of a training that others began."""
 
-import pytest
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 
 from tests.distributed.launch import on_ranks
-from tests.distributed.trained import COUNTED, EVERY, all_trained
+from tests.distributed.trained import COUNTED, EVERY, QUICK, all_trained, gradient_events, model, weights
 from vlhmm.distributed import ALONE, World
+from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.run_folder import read_log
+from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped
+
+LONGER = replace(QUICK, epochs=3, ema=0.9)
+FEW = ["scalar", "neural low-rank"]
 
 
-@pytest.mark.parametrize(("ranks", "variants"), [(2, EVERY), (4, ["scalar", "neural low-rank"])])
-def test_ranks_train_what_one_process_does(ranks: int, variants: list[str]) -> None:
-    expected = all_trained(ALONE, variants)
+def part(folder: Path, here: World, resume: bool = True, seconds: float | None = None) -> torch.Tensor | None:
+    """Goes on with a training, for a step if there are 0 `seconds`; the weights, once it is finished."""
+    trained = model()
+    *_, last = gradient_events(trained, LONGER, here, out=folder, resume=resume, max_seconds=seconds)
+    assert isinstance(last, Stopped)
+    return weights(trained) if last.reason == "finished" else None
 
-    def same(here: World) -> None:
+
+def interrupted(folder: Path, here: World) -> None:
+    """By a signal to one rank, after its second step."""
+    for event in gradient_events(model(), LONGER, here, out=folder):
+        if isinstance(event, StepEvent) and event.step == 2 and here.rank == here.size - 1:
+            signal.raise_signal(signal.SIGINT)
+    assert isinstance(event, Stopped)
+    assert (event.reason, event.step) == ("interrupted", 2)
+
+
+def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_path: Path) -> None:
+    expected = all_trained(ALONE, EVERY)
+    whole = part(tmp_path / "whole", ALONE, resume=False)
+
+    def same(here: World, variants: list[str]) -> None:
         for name, found in all_trained(here, variants).items():
             exact = 1e-10 if name in COUNTED else 1e-6
             assert torch.allclose(found, expected[name], rtol=exact, atol=exact), name
 
-    assert on_ranks(same, ranks) == ["None"] * ranks
+    def two(here: World) -> None:
+        same(here, EVERY)
+        assert part(tmp_path / "by one", here, seconds=0.0) is None
+        assert part(tmp_path / "by two", here, resume=False, seconds=0.0) is None
+        interrupted(tmp_path / "interrupted", here)
+
+    def four(here: World) -> None:
+        same(here, FEW)
+        assert part(tmp_path / "by two", here, seconds=0.0) is None
+        for name in ("by one", "interrupted"):
+            is_whole(part(tmp_path / name, here))
+
+    def is_whole(found: torch.Tensor | None) -> None:
+        assert found is not None
+        assert whole is not None
+        assert torch.allclose(found, whole, rtol=1e-6, atol=1e-6)
+
+    assert part(tmp_path / "by one", ALONE, resume=False, seconds=0.0) is None
+    assert on_ranks(two, 2) == ["None"] * 2
+    assert on_ranks(four, 4) == ["None"] * 4
+    is_whole(part(tmp_path / "by two", ALONE))
+
+    checks = [record["step"] for record in read_log(tmp_path / "whole") if record["kind"] == "check"]
+    state = read_tensors(tmp_path / "whole" / "training.safetensors")[0]
+    for name in ("by one", "by two", "interrupted"):
+        # Once, not once a rank; and nothing tells by how many it was made.
+        assert [record["step"] for record in read_log(tmp_path / name) if record["kind"] == "check"] == checks
+        made = read_tensors(tmp_path / name / "training.safetensors")[0]
+        assert {key: value.shape for key, value in made.items()} == {key: value.shape for key, value in state.items()}
+
+
+def refused(work: Callable[[World], object], ranks: int = 2) -> str:
+    """The one error of all ranks."""
+    told = on_ranks(work, ranks, time_limit=20.0)
+    (error,) = [answer for answer in told if not answer.startswith("OtherRankError: ")]
+    rank, text = told.index(error), error.partition(": ")[2]
+    assert [answer for answer in told if answer != error] == [f"OtherRankError: rank {rank}: {text}"] * (ranks - 1)
+    return text
+
+
+def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step() -> None:
+    def other_settings(here: World) -> None:
+        list(gradient_events(model(), replace(QUICK, learning_rate=0.1 + here.rank), here))
+
+    assert refused(other_settings) == (
+        "train.learning_rate is 0.1 on rank 0, but 1.1 on rank 1: start all ranks with the same code, settings and text"
+    )
+    many = refused(lambda here: list(gradient_events(model(), replace(QUICK, batch_size=1), here)))
+    assert many == (
+        "batch_size is 1, but there are 2 ranks, and each takes a row at least: make it larger, or start fewer"
+    )
+
+
+def test_weights_that_differ_between_ranks_end_the_training_at_a_check() -> None:
+    def differing(here: World) -> None:
+        trained = model()
+        for event in gradient_events(trained, QUICK, here):
+            assert not isinstance(event, CheckEvent)
+            if here.rank == 1:
+                with torch.no_grad():
+                    next(trained.parameters()).view(-1)[0] += 1e-12
+
+    assert "differs between rank 0 and rank 1" in refused(differing)
+
+
+def test_a_rank_that_hangs_in_a_step_is_named_with_the_step() -> None:
+    def hangs(here: World) -> None:
+        for event in gradient_events(model(), QUICK, here):
+            if isinstance(event, StepEvent) and event.step == 1 and here.rank == 1:
+                signal.raise_signal(signal.SIGSTOP)
+
+    told = on_ranks(hangs, 2, time_limit=2.0, seconds=10)
+    assert told[1] == "hangs"
+    assert told[0] == (
+        "LostRankError: rank 1 did not answer for 2 s in step 1: it hangs, or the time limit is too short"
+    )

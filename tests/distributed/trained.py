@@ -1,6 +1,6 @@
 """Trainings that give the same numbers on any number of ranks: test_distributed_training.py compares them with one process."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from vlhmm.training.em import EMSettings, em_training
 from vlhmm.training.gradient import training
 from vlhmm.training.joint_phase import JointPhase
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.trainer import CheckEvent, StepEvent
+from vlhmm.training.trainer import CheckEvent, Event, StepEvent
 
 CORPUS = tiny_corpus(24)
 WORDS = CORPUS.tokenizer.vocab_size
@@ -72,9 +72,13 @@ def weights(trained: Model) -> torch.Tensor:
     return torch.cat([parameter.detach().double().flatten() for parameter in trained.parameters()])
 
 
+def gradient_events(trained: Model, settings: TrainSettings, here: World, **options: Any) -> Iterator[Event]:
+    return training(trained, CORPUS, settings, here=here, **options)
+
+
 def gradient(variant: str, settings: TrainSettings, here: World, **options: Any) -> torch.Tensor:
     trained = model(variant, CORPUS.tokenizer.eos_id if variant == "linear softmax" else None)
-    found = numbers(training(trained, CORPUS, settings, here=here, **options))
+    found = numbers(gradient_events(trained, settings, here, **options))
     return torch.cat([torch.tensor(found, dtype=torch.float64), weights(trained)])
 
 

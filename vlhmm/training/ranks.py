@@ -33,7 +33,16 @@ def require_same_code(settings: Mapping[str, Any], here: World) -> None:
     """Refuses ranks of another source, torch or settings."""
     if here.size > 1:
         versions = {"the code of vlhmm": code_hash()[:12], "torch": str(torch.__version__)}
-        require_alike({**versions, **settings}, here)
+        require_alike({**versions, **_flat(settings)}, here)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Each setting by itself, so that an error names it alone."""
+    found = dict[str, Any]()
+    for name, value in settings.items():
+        inner = _flat(value) if isinstance(value, Mapping) else {}
+        found |= {f"{name}.{key}": one for key, one in inner.items()} if inner else {name: value}
+    return found
 
 
 def begin_together(model: Model, batch_size: int, about: Mapping[str, Any], here: World) -> None:
