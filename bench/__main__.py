@@ -3,6 +3,7 @@
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
 `python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
 `python -m bench profile`: where the time of a call goes, kernel by kernel.
+`python -m bench distributed`: steps over several processes, and a model of larger clusters.
 `python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
 """
 
@@ -27,6 +28,7 @@ from rich.console import Console
 from bench import original
 from bench.beside import side_by_side
 from bench.constraints import compiled
+from bench.distributed import on_cpu, on_gpu, tables
 from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
 from bench.first_step import FirstStep, first_steps
@@ -172,6 +174,17 @@ def beside(device: DeviceName = DEFAULT_DEVICE, json_file: JsonFile = None, quic
     found = list(side_by_side(where, quick))
     _shown(Console()).print(beside_table(found))
     _write(json_file, where, begun, measure_rates(where, quick), {"beside": [asdict(one) for one in found]})
+
+
+@app.command()
+def distributed(device: DeviceName = DEFAULT_DEVICE, json_file: JsonFile = None, quick: Quick = False) -> None:
+    """Training steps over several processes on a CPU; on a GPU what a world of one costs, and what clusters would make of it."""
+    begun, where = time.perf_counter(), _device(device)
+    found = on_gpu(where, quick) if where.type == "cuda" else on_cpu(quick)
+    shown = _shown(Console())
+    for part in tables(found):
+        shown.print(part)
+    _write(json_file, where, begun, measure_rates(where, quick), found)
 
 
 @app.command()

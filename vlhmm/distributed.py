@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -360,6 +361,21 @@ def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:
     if here.size == 1:
         return rows
     return torch.cat(gather_objects(rows.detach().cpu(), here, what)).to(rows.device)
+
+
+def share_rows(whole: Tensor, ends: Sequence[int], here: World, what: str = "") -> None:
+    """Gives all ranks all rows of `whole`, of which rank r has those from ends[r - 1] to ends[r]."""
+    if here.size == 1:
+        return
+    at_once = max(1, SUMMED_AT_ONCE // max(1, whole[:1].numel()))
+    for rank, (begin, end) in enumerate(pairwise([0, *ends])):
+        for first in range(begin, end, at_once):
+            rows = slice(first, min(first + at_once, end))
+            part = whole[rows].cpu().contiguous()
+            with collective(here, what):
+                dist.broadcast(part, rank)
+            if rank != here.rank:
+                whole[rows] = part.to(whole.device)
 
 
 def any_rank(flags: Sequence[bool], here: World, what: str = "") -> list[bool]:

@@ -144,12 +144,13 @@ def cluster(
 
     Writes a line `block TAB word TAB count` for every word.
     """
+    from vlhmm.distributed import world
     from vlhmm.reports import clustering_words
     from vlhmm.training.presets import BlockSettings
 
     corpus = read_corpus(corpus_name, data_dir, tokenizer, vocab_size, min_count)
     settings = BlockSettings(clustering=kind.value, num_blocks=blocks, eos_block=eos.value)
-    made = watch(clustering_words(corpus, settings, out=out, seed=seed), "clustering words")
+    made = watch(clustering_words(corpus, settings, out=out, seed=seed, here=world()), "clustering words")
     if as_json:
         print_json(made)
     else:

@@ -128,6 +128,7 @@ def distill(
     from vlhmm.data.vocabulary import Vocabulary
     from vlhmm.distillation.material import Drawing, drawing_text, reading_text
     from vlhmm.distillation.pipeline import SAMPLES
+    from vlhmm.distributed import world
     from vlhmm.reports import Plan, distillation_run
     from vlhmm.reports.results import PLAIN
 
@@ -156,7 +157,7 @@ def distill(
             samples or out / SAMPLES, tokens, max_tokens, temperature, prompts, batch_size, seed, max_seconds
         )
         recipe = _recipe(states, seed, changes or [], {"window": "--max-tokens", "windows": "nothing"})
-        steps = drawing_text(teacher, drawing, recipe, lvd=bool(lvd), device=chosen_device)
+        steps = drawing_text(teacher, drawing, recipe, lvd=bool(lvd), device=chosen_device, here=world())
         material = watch(steps, f"drawing from {teacher}")
     else:
         if lvd is False:
@@ -171,6 +172,7 @@ def distill(
             data_dir=data_dir,
             vocabulary=Vocabulary.of(*vocabulary_options),
             device=chosen_device,
+            here=world(),
         )
         material = watch(steps, f"reading {text}")
     events = distillation_run(
@@ -181,6 +183,7 @@ def distill(
         cluster_tokens=cluster_tokens,
         joint_tokens=joint_tokens,
         compare=compare,
+        here=world(),
     )
     plan = Plan(material.recipe, material.source, material.data_dir)
     results = watch_run(events, plan, out, by_same_command=True)

@@ -26,6 +26,7 @@ from vlhmm.cluster.blocks import Blocks, one_block, one_word_per_block, random_b
 from vlhmm.cluster.brown import agglomerate
 from vlhmm.cluster.exchange import Exchange
 from vlhmm.cluster.refine import Clock, refining
+from vlhmm.distributed import ALONE, World, first_yields
 from vlhmm.progress import Progress
 
 __all__ = [
@@ -118,15 +119,31 @@ def clustering(
     refine: bool = True,
     seed: int = 0,
     max_seconds: float | None = None,
+    here: World = ALONE,
 ) -> Generator[Progress, None, Blocks]:
-    """`brown_clusters`, telling how far the exchange is."""
+    """`brown_clusters`, telling how far the exchange is. Ranks share the counting; the search, a move at a time, is the first's."""
     clock = Clock.start(max_seconds)
     ids = flat_ids(tokens)
     # A split ends with the end of a line; a bare array says nothing of the kind.
     if eos_id is None and isinstance(tokens, HasIds) and len(ids):
         eos_id = int(ids[-1])
     check_settings(num_blocks, eos, eos_id, seed)
-    bigrams = count_bigrams(ids, eos=eos, eos_id=eos_id, vocab_size=vocab_size)
+    bigrams = count_bigrams(ids, eos=eos, eos_id=eos_id, vocab_size=vocab_size, here=here)
+    block_of_word = yield from first_yields(
+        lambda: _searching(bigrams, num_blocks, eos, eos_id, refine, seed, clock), here, "clustering words"
+    )
+    return Blocks(
+        block_of_word,
+        num_blocks,
+        information=mutual_information(bigrams, block_of_word),
+        seconds=time.monotonic() - clock.started,
+    )
+
+
+def _searching(
+    bigrams: Bigrams, num_blocks: int, eos: Eos, eos_id: int | None, refine: bool, seed: int, clock: Clock
+) -> Generator[Progress, None, Ints]:
+    """The block of each word."""
     num_words = bigrams.vocab_size
     apart = eos_id if eos in ("own", "last", "none") else None
     clustered = np.setdiff1d(np.arange(num_words), [] if apart is None else [apart])
@@ -164,12 +181,7 @@ def clustering(
     if apart is not None:
         sizes = np.bincount(block_of_word[clustered], minlength=num_blocks)
         block_of_word[apart] = sizes.argmax() if eos == "none" else num_blocks - 1
-    return Blocks(
-        block_of_word,
-        num_blocks,
-        information=mutual_information(bigrams, block_of_word),
-        seconds=time.monotonic() - clock.started,
-    )
+    return block_of_word
 
 
 def check_settings(num_blocks: int, eos: str, eos_id: int | None, seed: int) -> None:

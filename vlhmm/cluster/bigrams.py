@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from vlhmm.distributed import ALONE, World, gather_when_done, shard
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -65,9 +67,14 @@ class Bigrams:
 
 
 def count_bigrams(
-    tokens: TokenSource, *, eos: Eos = "own", eos_id: int | None = None, vocab_size: int | None = None
+    tokens: TokenSource,
+    *,
+    eos: Eos = "own",
+    eos_id: int | None = None,
+    vocab_size: int | None = None,
+    here: World = ALONE,
 ) -> Bigrams:
-    """How often each pair of tokens is adjacent.
+    """How often each pair of tokens is adjacent. Ranks share the text, and have all counts.
 
     No pair joins the last word of a line to the first of the next: where `eos` is own or word, EOS stands between them
     and is counted with both; where it is last or none, EOS is left out and the pairs end with the line.
@@ -75,17 +82,23 @@ def count_bigrams(
     ids = flat_ids(tokens)
     size = _vocab_size(ids, eos_id, vocab_size)
     keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    for start in range(0, max(len(ids) - 1, 0), CHUNK):
+    for start in shard(range(0, max(len(ids) - 1, 0), CHUNK), here):
         chunk = np.asarray(ids[start : start + CHUNK + 1], np.int64)
         left, right = chunk[:-1], chunk[1:]
         if eos in ("last", "none") and eos_id is not None:
             inside = (left != eos_id) & (right != eos_id)
             left, right = left[inside], right[inside]
-        new_keys, new_counts = np.unique(left * size + right, return_counts=True)
-        both = np.concatenate([keys, new_keys])
-        keys, position = np.unique(both, return_inverse=True)
-        counts = np.bincount(position, np.concatenate([counts, new_counts]), len(keys)).astype(np.int64)
+        keys, counts = _merged(keys, counts, *np.unique(left * size + right, return_counts=True))
+    parts = gather_when_done((keys, counts), here, "counting bigrams")
+    keys, counts = parts[0]
+    for part in parts[1:]:
+        keys, counts = _merged(keys, counts, *part)
     return Bigrams(keys // size, keys % size, counts.astype(np.float64), size)
+
+
+def _merged(keys: Ints, counts: Ints, more_keys: Ints, more_counts: Ints) -> tuple[Ints, Ints]:
+    both, position = np.unique(np.concatenate([keys, more_keys]), return_inverse=True)
+    return both, np.bincount(position, np.concatenate([counts, more_counts]), len(both)).astype(np.int64)
 
 
 def mutual_information(

@@ -18,6 +18,7 @@ from vlhmm.distillation.lvd.teachers import require_vocabulary, teacher_and_toke
 from vlhmm.distillation.pipeline import HeldOut, drawing, fitting, fitting_lvd, held_out
 from vlhmm.distillation.teachers import Teacher, load_teacher
 from vlhmm.distillation.teachers.samples import num_sampled
+from vlhmm.distributed import ALONE, World, first_does, first_yields
 from vlhmm.hmm import HMM
 from vlhmm.models import Model
 from vlhmm.progress import Note, Progress, result_of
@@ -100,12 +101,19 @@ def draw_text(
 
 
 def drawing_text(
-    teacher: str, how: Drawing, recipe: Recipe, *, lvd: bool = False, device: torch.device | str = "cpu"
+    teacher: str,
+    how: Drawing,
+    recipe: Recipe,
+    *,
+    lvd: bool = False,
+    device: torch.device | str = "cpu",
+    here: World = ALONE,
 ) -> Generator[Progress | Note, None, Material]:
     """`draw_text`, telling how far it is."""
     device = torch.device(device)
     prompts = None if how.prompts is None else _read_prompts(how.prompts)
-    recipe = fitting(recipe, max(how.tokens, num_sampled(how.folder)), how.max_tokens)
+    already = first_does(lambda: num_sampled(how.folder), here, "reading samples")
+    recipe = fitting(recipe, max(how.tokens, already), how.max_tokens)
     loaded: Teacher | None = load_teacher(teacher, device) if lvd else None
     begun, event = time.monotonic(), None
     for event in drawing(
@@ -119,6 +127,7 @@ def drawing_text(
         seed=how.seed,
         device=device,
         max_seconds=how.max_seconds,
+        here=here,
     ):
         yield Progress(
             f"drawing from {teacher}",
@@ -199,6 +208,7 @@ def reading_text(
     data_dir: Path | None = None,
     vocabulary: Vocabulary | None = None,
     device: torch.device | str = "cpu",
+    here: World = ALONE,
 ) -> Generator[Progress | Note, None, Material]:
     """`read_text`, telling how far it is."""
     device = torch.device(device)
@@ -216,8 +226,9 @@ def reading_text(
         )
         # What cannot be trained on needs no teacher.
         training_steps(recipe, corpus)
-        vectors = yield from _training_teacher(
-            corpus, teacher_tokens, recipe.train.window, recipe.train.seed, out / TEACHER, device
+        asked, window, seed = teacher_tokens, recipe.train.window, recipe.train.seed
+        vectors = yield from first_yields(
+            lambda: _training_teacher(corpus, asked, window, seed, out / TEACHER, device), here, "the teacher"
         )
     elif (Path(text) / MANIFEST).is_file():
         corpus = load_corpus(text, data_dir=data_dir)
@@ -263,13 +274,15 @@ def finding_states(
     out: Path,
     cluster_tokens: int | None = None,
     joint_tokens: int | None = None,
+    here: World = ALONE,
 ) -> Generator[Progress | Note, None, JointPhase | None]:
     """Clusters of the teacher's vectors as states, kept in the run's folder."""
     recipe, corpus = material.recipe, material.corpus
     settings = fitting_lvd(corpus, recipe.train, teacher, cluster_tokens, joint_tokens)
-    support = recipe.make_model(corpus, recipe.make_blocks(corpus)).support
+    blocks = yield from recipe.making_blocks(corpus, here)
+    support = recipe.make_model(corpus, blocks).support
     plan = LVDPlan.of(support, corpus, teacher, settings, recipe.train)
-    for event in plan.clustering(None, out, resume=True):
+    for event in plan.clustering(None, out, resume=True, here=here):
         match event:
             case VectorsEvent(done, total):
                 yield Progress("vectors", done, total, unit="tokens", note=f"{done:,} tokens")

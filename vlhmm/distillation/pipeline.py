@@ -29,6 +29,7 @@ from vlhmm.distillation.teachers.samples import (
     read_settings,
     teacher_perplexity,
 )
+from vlhmm.distributed import ALONE, World, first_does
 from vlhmm.hmm import HMM
 from vlhmm.lm import LanguageModel
 from vlhmm.settings import settings_from
@@ -189,13 +190,14 @@ def drawing(
     seed: int = 0,
     device: torch.device | str = "cpu",
     max_seconds: float | None = None,
+    here: World = ALONE,
 ) -> Iterator[SampleEvent]:
     """Draws the samples, a shard at a time, and leaves them in `folder` as a corpus; fewer than asked for if time is up."""
     device = torch.device(device)
     if isinstance(teacher, str) and num_sampled(folder) < tokens:
         # Before anything is written: the folder is claimed first, and the teacher loaded then.
         require_transformers()
-    before = read_settings(folder)
+    before = first_does(lambda: read_settings(folder), here, "reading samples")
     default = before.batch_size if before is not None else GPU_BATCH if device.type == "cuda" else CPU_BATCH
     settings = SampleSettings(
         teacher if isinstance(teacher, str) else teacher.name,
@@ -208,7 +210,7 @@ def drawing(
     load: Callable[[], Teacher] = (
         (lambda: load_teacher(teacher, device)) if isinstance(teacher, str) else (lambda: teacher)
     )
-    yield from draw_samples(folder, settings, tokens, load, prompts, max_seconds=max_seconds)
+    yield from draw_samples(folder, settings, tokens, load, prompts, max_seconds=max_seconds, here=here)
 
 
 def fitting(recipe: Recipe, tokens: int, max_tokens: int) -> Recipe:

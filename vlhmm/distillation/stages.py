@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from vlhmm.distillation.teachers.continuations import (
     draw_continuations,
     language_model_writer,
 )
+from vlhmm.distributed import ALONE, World, any_rank, first_does, first_yields
 from vlhmm.interrupts import stop_signals
 from vlhmm.models import Model
 from vlhmm.progress import Note, Progress, duration
@@ -92,6 +94,7 @@ def teaching(
     out: Path,
     *,
     max_seconds: float | None = None,
+    here: World = ALONE,
 ) -> Generator[StageEvent, None, Taught]:
     """Make the stages of a recipe that are not finished, and leave the model with the weights of the last one.
 
@@ -102,6 +105,7 @@ def teaching(
         model: The model that the recipe makes, on its device.
         out: The folder of the run.
         max_seconds: Stop after that time; None: no limit.
+        here: The ranks, which need one file system. The first trains the teacher; all draw from it, and train on the mixture.
 
     Yields:
         How far each stage is.
@@ -117,15 +121,18 @@ def teaching(
         return None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
 
     seed = recipe.train.seed
-    teacher, stopped = yield from _teacher(recipe.stages, corpus, out / TEACHER, device, seed, left())
+    stages = recipe.stages
+    teacher, stopped = yield from first_yields(
+        lambda: _teacher(stages, corpus, out / TEACHER, device, seed, left()), here, "the teacher"
+    )
     records += [] if teacher.record is None else [teacher.record]
     if stopped is not None:
         return Taught(tuple(records), stopped)
-    samples, stopped = yield from _samples(teacher, recipe.stages.samples, corpus, out / SAMPLES, device, seed, left())
+    samples, stopped = yield from _samples(teacher, stages.samples, corpus, out / SAMPLES, device, seed, left(), here)
     records.append(samples)
     if stopped is not None:
         return Taught(tuple(records), stopped)
-    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left())
+    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left(), here)
     return Taught((*records, mixed), stopped)
 
 
@@ -206,6 +213,7 @@ def _samples(
     device: torch.device,
     seed: int,
     max_seconds: float | None,
+    here: World,
 ) -> Generator[StageEvent, None, tuple[StageRecord, Stopped | None]]:
     settings = ContinuationSettings(
         teacher.identity,
@@ -218,8 +226,12 @@ def _samples(
         device.type,
     )
     decided_by = {**asdict(settings), "tokens": wanted.tokens}
-    record = _read_record(folder, SAMPLES, decided_by, may_grow=("tokens",))
-    if record.finished and (folder / MANIFEST).is_file():
+    record, written = first_does(
+        lambda: (_read_record(folder, SAMPLES, decided_by, may_grow=("tokens",)), (folder / MANIFEST).is_file()),
+        here,
+        f"reading {folder}",
+    )
+    if record.finished and written:
         yield Note(f"{SAMPLES}: finished before, in {folder}")
         return record, None
 
@@ -232,7 +244,7 @@ def _samples(
 
     begun, reason, event = time.monotonic(), None, None
     with stop_signals() as asked:
-        drawing = draw_continuations(folder, settings, wanted.tokens, load, corpus)
+        drawing = draw_continuations(folder, settings, wanted.tokens, load, corpus, here)
         for event in drawing:
             yield Progress(
                 f"drawing {wanted.tokens:,} tokens",
@@ -242,7 +254,7 @@ def _samples(
                 event.new_tokens,
                 f"perplexity {event.perplexity:,.1f} by the teacher",
             )
-            reason = _stop_reason(asked.is_set(), begun, max_seconds)
+            reason = _stop_reason(asked.is_set(), begun, max_seconds, here)
             if reason is not None and event.num_tokens < wanted.tokens:
                 drawing.close()
                 break
@@ -251,21 +263,23 @@ def _samples(
     drawn = 0 if event is None else event.num_tokens
     record = replace(record, decided_by=decided_by, seconds=seconds, tokens=drawn or record.tokens)
     if reason is not None:
-        _write_record(folder, record)
+        first_does(partial(_write_record, folder, record), here, f"writing {folder}")
         return record, Stopped(reason, 0, 0, math.inf, seconds)
-    rated = read_json_object(folder / RATED)
+    rated = first_does(lambda: read_json_object(folder / RATED), here, f"reading {folder}")
     record = replace(record, finished=True, tokens=int(rated["tokens"]), valid_perplexity=float(rated["perplexity"]))
-    _write_record(folder, record)
+    first_does(partial(_write_record, folder, record), here, f"writing {folder}")
     yield Note(
         f"{SAMPLES}: {record.tokens:,} tokens in {duration(seconds)}, perplexity {record.valid_perplexity:,.1f} by the teacher"
     )
     return record, None
 
 
-def _stop_reason(asked: bool, begun: float, max_seconds: float | None) -> Reason | None:
+def _stop_reason(asked: bool, begun: float, max_seconds: float | None, here: World) -> Reason | None:
+    late = max_seconds is not None and time.monotonic() - begun >= max_seconds
+    asked, late = any_rank([asked, late], here, "drawing samples")
     if asked:
         return "interrupted"
-    return "time" if max_seconds is not None and time.monotonic() - begun >= max_seconds else None
+    return "time" if late else None
 
 
 def _mixture(
@@ -276,6 +290,7 @@ def _mixture(
     model: Model,
     out: Path,
     max_seconds: float | None,
+    here: World,
 ) -> Generator[StageEvent, None, tuple[StageRecord, Stopped | None]]:
     assert recipe.stages is not None
     folder, copies = out / MIXTURE, recipe.stages.samples.real_copies
@@ -286,7 +301,7 @@ def _mixture(
         "model": model.settings.to_dict(),
         "train": asdict(recipe.train),
     }
-    record = _read_record(folder, MIXTURE, decided_by)
+    record = first_does(lambda: _read_record(folder, MIXTURE, decided_by), here, f"reading {folder}")
     if not record.finished:
         begun = time.monotonic()
         drawn = load_corpus(out / SAMPLES, verify=False)
@@ -307,6 +322,7 @@ def _mixture(
             max_seconds=max_seconds,
             save_seconds=SAVE_SECONDS,
             before=before,
+            here=here,
         )
         stopped = yield from relay(events, Stopped)
         record = replace(
@@ -316,14 +332,17 @@ def _mixture(
             valid_perplexity=stopped.best_perplexity if math.isfinite(stopped.best_perplexity) else None,
             finished=stopped.reason == "finished",
         )
-        _write_record(folder, record)
+        first_does(partial(_write_record, folder, record), here, f"writing {folder}")
         if not record.finished:
             return record, stopped
-        (folder / STATE).unlink(missing_ok=True)
+        if here.is_first:
+            (folder / STATE).unlink(missing_ok=True)
         yield Note(f"{MIXTURE}: valid {stopped.best_perplexity:,.1f} after {duration(record.seconds)}, in {folder}")
     else:
         yield Note(f"{MIXTURE}: finished before, in {folder}")
-        model.load_state_dict(load_model(folder, model.group_of_word.device).model.state_dict())
+        # The first rank's weights are those of all where training begins.
+        if here.is_first:
+            model.load_state_dict(load_model(folder, model.group_of_word.device).model.state_dict())
     return record, None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from vlhmm.cluster import Blocks, count_bigrams, mutual_information, word_counts
 from vlhmm.data import Corpus, Tokens, load_corpus, prepare_steps
 from vlhmm.data.encode import EosRule
-from vlhmm.distributed import ALONE, World
+from vlhmm.distributed import ALONE, World, first_does, require_alike
 from vlhmm.progress import Progress, result_of
 from vlhmm.training.presets import BlockSettings, Recipe
 from vlhmm.training.settings import TrainSettings
@@ -113,14 +113,20 @@ def cluster_words(
 
 
 def clustering_words(
-    corpus: Corpus, settings: BlockSettings | None = None, *, out: Path | None = None, seed: int = 0
+    corpus: Corpus,
+    settings: BlockSettings | None = None,
+    *,
+    out: Path | None = None,
+    seed: int = 0,
+    here: World = ALONE,
 ) -> Generator[Progress, None, ClusteredWords]:
     """`cluster_words`, telling how far it is."""
     settings = settings or BlockSettings()
+    require_alike({"the corpus": corpus.hash, "the blocks": settings, "the seed": seed}, here)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     tokenizer, begun = corpus.tokenizer, time.monotonic()
-    blocks = yield from Recipe(blocks=settings, train=TrainSettings(seed=seed)).making_blocks(corpus)
+    blocks = yield from Recipe(blocks=settings, train=TrainSettings(seed=seed)).making_blocks(corpus, here)
     seconds = time.monotonic() - begun
     information = blocks.information
     if information is None:
@@ -128,7 +134,8 @@ def clustering_words(
         bigrams = count_bigrams(corpus.train, eos=eos, eos_id=eos_id, vocab_size=tokenizer.vocab_size)
         information = mutual_information(bigrams, blocks.block_of_word)
     file = out or Path(f"{corpus.name.split('.')[0]}-{blocks.num_blocks}.blocks.tsv")
-    blocks.save(file, tokenizer.tokens(), word_counts(corpus.train, tokenizer.vocab_size))
+    counts = word_counts(corpus.train, tokenizer.vocab_size)
+    first_does(lambda: blocks.save(file, tokenizer.tokens(), counts), here, "writing blocks")
     return ClusteredWords(file, blocks, information, seconds, seed, settings.eos_block, corpus)
 
 

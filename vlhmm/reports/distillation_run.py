@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from vlhmm.distillation.material import Material, finding_states
+from vlhmm.distributed import ALONE, World
 from vlhmm.progress import Note, result_of
 from vlhmm.reports.evaluation import HMM_NAME, HeldOutText
 from vlhmm.reports.results import PLAIN, DistillationResults, RunResults
@@ -91,13 +92,14 @@ def distillation_run(
     cluster_tokens: int | None = None,
     joint_tokens: int | None = None,
     compare: bool = False,
+    here: World = ALONE,
 ) -> Generator[RunEvent, None, DistillationResults]:
     """`distill_and_report`, an event at a time."""
     out = Path(out)
     plan = Plan(material.recipe, material.source, material.data_dir)
     joint = None
     if material.teacher is not None:
-        joint = yield from finding_states(material, material.teacher, out, cluster_tokens, joint_tokens)
+        joint = yield from finding_states(material, material.teacher, out, cluster_tokens, joint_tokens, here)
     run = yield from training_run(
         plan,
         material.corpus,
@@ -107,12 +109,20 @@ def distillation_run(
         command=command,
         joint=joint,
         samples=material.samples,
+        here=here,
     )
     yield from _worse_than_unigram(run)
     if not compare or run.stopped == "interrupted":
         return DistillationResults(run)
     yield Note("the same without given states:")
     plain = yield from training_run(
-        plan, material.corpus, out / PLAIN, device=device, resume=True, command=command, samples=material.samples
+        plan,
+        material.corpus,
+        out / PLAIN,
+        device=device,
+        resume=True,
+        command=command,
+        samples=material.samples,
+        here=here,
     )
     return DistillationResults(run, plain)

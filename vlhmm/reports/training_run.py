@@ -152,7 +152,9 @@ def training_run(
             training_steps(plan.recipe, corpus)
             _write_plan(plan, corpus, folder, blocks)
             begun = time.monotonic()
-            taught = yield from teaching(plan.recipe, corpus, blocks, model, folder.path, max_seconds=max_seconds)
+            taught = yield from teaching(
+                plan.recipe, corpus, blocks, model, folder.path, max_seconds=max_seconds, here=here
+            )
             if max_seconds is not None:
                 max_seconds = max(0.0, max_seconds - (time.monotonic() - begun))
         if taught is not None and taught.stopped is not None:
@@ -164,7 +166,8 @@ def training_run(
         # A run that was stopped in a stage has no model yet.
         if stopped.reason != "interrupted" and (taught is None or taught.stopped is None):
             if samples is not None:
-                figures = held_out_samples(model, corpus, samples)
+                drawn = samples
+                figures = folder.does(lambda: held_out_samples(model, corpus, drawn))
             elif score_held_out:
                 figures = yield from folder.making(lambda: evaluating_held_out(model, corpus))
             title = f"{corpus.name}, {model.support.num_states:,} states"

@@ -10,6 +10,7 @@ import torch
 
 from vlhmm.cluster import Blocks, clustering, one_block, one_word_per_block
 from vlhmm.data import Corpus
+from vlhmm.distributed import ALONE, World
 from vlhmm.models import Model, ModelSettings, Reset, build, build_blocked
 from vlhmm.progress import Progress, result_of
 from vlhmm.settings import nearest, parse_setting, settings_from
@@ -86,7 +87,7 @@ class Recipe:
     def make_blocks(self, corpus: Corpus) -> Blocks:
         return result_of(self.making_blocks(corpus))
 
-    def making_blocks(self, corpus: Corpus) -> Generator[Progress, None, Blocks]:
+    def making_blocks(self, corpus: Corpus, here: World = ALONE) -> Generator[Progress, None, Blocks]:
         """`make_blocks`, telling how far it is."""
         num_words, settings = corpus.tokenizer.vocab_size, self.blocks
         match settings.clustering:
@@ -105,6 +106,7 @@ class Recipe:
                         vocab_size=num_words,
                         refine=settings.refine,
                         seed=self.train.seed,
+                        here=here,
                     )
                 )
 

@@ -92,6 +92,10 @@ class RunFolder:
         """The first rank's work; the others wait for it, however long it takes."""
         first_does(work, self.here, f"writing to {self.path}")
 
+    def does(self, work: Callable[[], Made]) -> Made:
+        """What the first rank's work gives, on all of them."""
+        return first_does(work, self.here, f"waiting for {self.path}", self._next())
+
     def making(self, steps: Callable[[], Generator[Any, None, Made]]) -> Generator[Any, None, Made]:
         """What the first rank makes, and tells of meanwhile, on all of them."""
         return (yield from first_yields(steps, self.here, "what the first rank makes"))

@@ -26,6 +26,7 @@ from vlhmm.distillation.lvd.vectors import (
     contextual_vectors,
     sample_vectors,
 )
+from vlhmm.distributed import ALONE, World
 from vlhmm.precision import float32_products
 from vlhmm.records import convert
 from vlhmm.support import Support
@@ -122,6 +123,7 @@ def find_states(
     window: int,
     single_word: int | None = None,
     generator: torch.Generator,
+    here: World = ALONE,
 ) -> Iterator[VectorsEvent | ClusterEvent | StateClusters]:
     """Clusters the teacher's vectors of a text, an event at a time; the last one is `StateClusters`.
 
@@ -130,9 +132,9 @@ def find_states(
     """
     check_teacher(teacher, vectors, support.num_words, window)
     check_clustering(support, single_word, len(tokens) // window * (window - 1))
-    sample = yield from relay(sample_vectors(teacher, tokens, vectors, window), VectorSample)
+    sample = yield from relay(sample_vectors(teacher, tokens, vectors, window, here), VectorSample)
     yield from cluster_states(
-        support, sample, clustering, single_word=single_word, generator=generator, device=teacher.device
+        support, sample, clustering, single_word=single_word, generator=generator, device=teacher.device, here=here
     )
 
 
@@ -144,6 +146,7 @@ def cluster_states(
     single_word: int | None = None,
     generator: torch.Generator,
     device: torch.device,
+    here: World = ALONE,
 ) -> Iterator[ClusterEvent | StateClusters]:
     """k-means in every block; the last event is `StateClusters`."""
     vectors, words = sample.vectors, sample.words
@@ -165,7 +168,10 @@ def cluster_states(
         if not num_clusters:
             continue
         found: Clusters | None = None
-        for event in cluster_vectors(members, num_clusters, clustering, generator=generator, device=device):
+        found_clusters = cluster_vectors(
+            members, num_clusters, clustering, generator=generator, device=device, here=here
+        )
+        for event in found_clusters:
             if isinstance(event, Clusters):
                 found = event
             else:

@@ -11,10 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vlhmm.distributed import ALONE, World, all_rows, broadcast_tensors, shard, sum_in_order
 from vlhmm.precision import float32_products
 
 CHUNK_BYTES = 1 << 28
 """What the distances of one chunk of vectors may take."""
+CPU_CHUNK = 1 << 12
+"""Vectors of a chunk on a CPU, at most: ranks share the chunks of a mini-batch."""
 CPU_BATCH = 1 << 14
 """Vectors of a mini-batch on a CPU, at the least; it grows with the number of clusters."""
 INIT_VECTORS = 64
@@ -73,10 +76,12 @@ def cluster_vectors(
     *,
     generator: torch.Generator,
     device: torch.device | None = None,
+    here: World = ALONE,
 ) -> Iterator[KMeansEvent | Clusters]:
     """Clusters the vectors, an event a pass; the last event is `Clusters`.
 
-    `generator` is on the CPU and decides everything. `device`: where products are made; default: where the vectors are.
+    `generator` is on the CPU and decides everything. `device`: where products are made; default: where the vectors are. Several
+    ranks, which all have all vectors, share the products, and find the same clusters as one.
     """
     settings = settings or KMeansSettings()
     num_vectors = vectors.shape[0]
@@ -88,7 +93,7 @@ def cluster_vectors(
         )
     device = device or vectors.device
     batch_size = settings.batch_size or (max(CPU_BATCH, 8 * num_clusters) if device.type == "cpu" else num_vectors)
-    run = _Run(vectors, num_clusters, device)
+    run = _Run(vectors, num_clusters, device, here)
     run.begin(settings.init, generator)
     last = math.inf
     for iteration in range(1, settings.iterations + 1):
@@ -116,23 +121,38 @@ class _Pass:
 class _Run:
     """The centres, and how vectors change them."""
 
-    def __init__(self, vectors: Float[Tensor, "N D"], num_clusters: int, device: torch.device) -> None:
-        self.vectors, self.num_clusters, self.device = vectors, num_clusters, device
+    def __init__(self, vectors: Float[Tensor, "N D"], num_clusters: int, device: torch.device, here: World) -> None:
+        self.vectors, self.num_clusters, self.device, self.here = vectors, num_clusters, device, here
         self.chunk = max(1, CHUNK_BYTES // (4 * max(num_clusters, vectors.shape[1])))
+        if device.type == "cpu":
+            self.chunk = min(self.chunk, CPU_CHUNK)
         # Distances are differences of large numbers unless the common part is taken off first.
         total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=device)
+        largest = 0.0
         for part in vectors.split(self.chunk):
             total += part.to(device).double().sum(dim=0)
-        self.mean = (total / vectors.shape[0]).float()
+            largest = max(largest, float(part.abs().max()))
+        self.mean = self._of_first((total / vectors.shape[0]).float())
+        # Sums of multiples of a power of two are exact where they need no more than 53 bits: then their order, and the number of
+        # ranks, changes nothing.
+        self.grain = 2.0 ** (math.ceil(math.log2(max(2 * largest * vectors.shape[0], 1e-30))) - 52)
         self.centroids = torch.zeros(num_clusters, vectors.shape[1], device=device)
         self.weights = torch.zeros(num_clusters, dtype=torch.float64, device=device)
         """Vectors that each centre is the mean of."""
+
+    def _of_first(self, values: Tensor) -> Tensor:
+        """The first rank's, wherever another device rounds otherwise."""
+        return broadcast_tensors({"values": values}, self.here, "clustering vectors")["values"].to(self.device)
 
     def _centred(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
         rows = self.vectors.index_select(0, numbers.to(self.vectors.device))
         return rows.to(self.device, torch.float32) - self.mean
 
     def begin(self, init: Literal["kmeans++", "sample"], generator: torch.Generator) -> None:
+        self._begin(init, generator)
+        self.centroids = self._of_first(self.centroids)
+
+    def _begin(self, init: Literal["kmeans++", "sample"], generator: torch.Generator) -> None:
         order = torch.randperm(self.vectors.shape[0], generator=generator)
         if init == "sample":
             self.centroids = self._centred(order[: self.num_clusters])
@@ -167,10 +187,11 @@ class _Run:
         for part in self._chunks(numbers):
             label, distance = nearest_centroids(part, self.centroids)
             part_sums, part_counts = _sums(part, label, self.num_clusters)
-            sums += part_sums
+            sums += (part_sums / self.grain).round() * self.grain
             counts += part_counts
             distances.append(distance)
-        distance = torch.cat(distances)
+        sums, counts = (sum_in_order(one, self.here, "clustering vectors") for one in (sums, counts))
+        distance = self._all(distances)
         before = torch.zeros_like(self.weights) if fresh else self.weights
         self.weights = before + counts
         step = (sums - counts[:, None] * self.centroids) / self.weights.clamp(min=1)[:, None]
@@ -180,12 +201,19 @@ class _Run:
         return _Pass(float(distance.double().sum()), empty.shape[0])
 
     def _chunks(self, numbers: Int[Tensor, " n"] | None) -> Iterator[Float[Tensor, "n D"]]:
-        if numbers is None:
-            for part in self.vectors.split(self.chunk):
-                yield part.to(self.device, torch.float32) - self.mean
-        else:
-            for some in numbers.split(self.chunk):
-                yield self._centred(some)
+        """Those of this rank."""
+        count = (self.vectors if numbers is None else numbers).shape[0]
+        for first in shard(range(0, count, self.chunk), self.here):
+            some = slice(first, first + self.chunk)
+            if numbers is None:
+                yield self.vectors[some].to(self.device, torch.float32) - self.mean
+            else:
+                yield self._centred(numbers[some])
+
+    def _all(self, distances: list[Tensor]) -> Float[Tensor, " N"]:
+        """Those of all ranks, in the order of vectors."""
+        own = torch.cat([self.centroids.new_zeros(0), *distances])
+        return all_rows(own, self.here, "clustering vectors")
 
     def _move_to_far(
         self, empty: Int[Tensor, " E"], distance: Float[Tensor, " n"], numbers: Int[Tensor, " n"] | None
@@ -206,7 +234,8 @@ class _Run:
                 label, distance = nearest_centroids(part, self.centroids)
                 counts += torch.bincount(label, minlength=self.num_clusters)
                 distances.append(distance)
-            distance = torch.cat(distances)
+            counts = sum_in_order(counts, self.here, "clustering vectors")
+            distance = self._all(distances)
             empty = (counts == 0).nonzero()[:, 0]
             if not empty.shape[0] or attempt == RESCUES:
                 break

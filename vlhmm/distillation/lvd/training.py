@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from vlhmm.distillation.lvd.estimate import check_free, count_states
 from vlhmm.distillation.lvd.settings import LVDSettings
 from vlhmm.distillation.lvd.teachers import VectorTeacher
 from vlhmm.distillation.lvd.vectors import VectorsEvent, check_teacher
+from vlhmm.distributed import ALONE, World, broadcast_object
 from vlhmm.models import Model
 from vlhmm.support import Support
 from vlhmm.training.gradient import training
@@ -135,30 +137,33 @@ class LVDPlan:
         return json.dumps({**values, "corpus": self.rest.hash})
 
     def clustering(
-        self, given: StateClusters | None, out: Path | None, *, resume: bool
+        self, given: StateClusters | None, out: Path | None, *, resume: bool, here: World = ALONE
     ) -> Iterator[VectorsEvent | ClusterEvent | StateClusters]:
         """The clusters given, those that `out` holds, or new ones, an event at a time; the last one is `StateClusters`.
 
         They are left in `out`, if there is one.
         """
-        with nullcontext() if out is None else RunFolder(out, resume):
+        with nullcontext() if out is None else RunFolder(out, resume, here) as folder:
             kept = None if out is None else out / CLUSTERS
-            if resume and kept is not None and kept.exists():
-                clusters, about = StateClusters.load(kept)
+            if folder is not None and kept is not None and folder.resume and folder.holds(CLUSTERS):
+                clusters, about = broadcast_object(
+                    StateClusters.load(kept) if here.is_first else (None, ""), here, "reading clusters"
+                )
+                assert clusters is not None
                 if about != self.about:
                     raise ValueError(
                         f"{kept} was made with other settings, another teacher or another text: resume with the same ones"
                     )
                 yield clusters
                 return
-            if out is not None and (out / STATE).exists():
+            if folder is not None and folder.holds(STATE):
                 raise ValueError(f"{kept} is missing: the run in {out} was begun another way, choose another folder")
-            for event in self._found() if given is None else [given]:
-                if isinstance(event, StateClusters) and kept is not None:
-                    event.save(kept, self.about)
+            for event in self._found(here) if given is None else [given]:
+                if isinstance(event, StateClusters) and folder is not None and kept is not None:
+                    folder.write(partial(event.save, kept, self.about))
                 yield event
 
-    def _found(self) -> Iterator[VectorsEvent | ClusterEvent | StateClusters]:
+    def _found(self, here: World) -> Iterator[VectorsEvent | ClusterEvent | StateClusters]:
         return find_states(
             self.support,
             self.text,
@@ -168,6 +173,7 @@ class LVDPlan:
             window=self.window,
             single_word=self.rest.tokenizer.eos_id if self.settings.eos_state else None,
             generator=torch.Generator().manual_seed(self.settings.seed),
+            here=here,
         )
 
     def labeller(self, clusters: StateClusters) -> StateLabeller:

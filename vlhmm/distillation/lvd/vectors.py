@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vlhmm.data import Tokens
 from vlhmm.distillation.lvd.teachers import VectorTeacher
+from vlhmm.distributed import ALONE, World, first_does, gather_when_done, shard, share_rows
 from vlhmm.memory import available_bytes, require_memory
 from vlhmm.precision import float32_products
 
@@ -47,6 +48,9 @@ class Projection:
 
     def __call__(self, vectors: Float[Tensor, "... D"]) -> Float[Tensor, "... d"]:
         return (vectors - self.mean) @ self.basis
+
+    def to(self, device: torch.device | str) -> Projection:
+        return Projection(self.mean.to(device), self.basis.to(device))
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,11 @@ def contextual_vectors(
 
 @torch.no_grad()
 def sample_vectors(
-    teacher: VectorTeacher, tokens: Tokens, settings: VectorSettings, window: int
+    teacher: VectorTeacher, tokens: Tokens, settings: VectorSettings, window: int, here: World = ALONE
 ) -> Iterator[VectorsEvent | VectorSample]:
     """The vectors of a text in windows of so many tokens, an event a batch; the last event is `VectorSample`.
+
+    Ranks share the batches, and have all vectors in the end.
 
     The first position of each window is left out: in a causal model it knows nothing but its own token, and "before" it nothing.
     Kept on the teacher's device, or in main memory where they do not fit; refused with the number if neither holds them.
@@ -131,18 +137,28 @@ def sample_vectors(
 
     projection = None
     if settings.pca:
-        projection = _components(teacher, tokens, settings, window)
+        found = first_does(
+            lambda: _components(teacher, tokens, settings, window).to("cpu"), here, "principal components"
+        )
+        projection = found.to(device)
     vectors = torch.empty(num_vectors, kept, device=where)
     words = torch.empty(num_vectors, dtype=torch.int64, device=where)
-    done = 0
-    for read in windows_of(tokens, window, device):
-        found = _sound(teacher, contextual_vectors(teacher, read, settings)[:, 1:].flatten(0, 1))
-        ends = done + found.shape[0]
+    at_once = read_at_once(device, window)
+    batches = range(0, num_windows, at_once)
+    ends = [min(shard(batches, World(rank, here.size)).stop, num_windows) for rank in range(here.size)]
+    own = shard(batches, here)
+    begin = done = own.start * (window - 1)
+    for read in windows_of(tokens, window, device, own):
+        made = _sound(teacher, contextual_vectors(teacher, read, settings)[:, 1:].flatten(0, 1))
+        end = done + made.shape[0]
         with float32_products("highest", device):
-            vectors[done:ends] = found if projection is None else projection(found)
-        words[done:ends] = read[:, 1:].flatten().to(where)
-        done = ends
-        yield VectorsEvent(done // (window - 1) * window, num_windows * window)
+            vectors[done:end] = made if projection is None else projection(made)
+        words[done:end] = read[:, 1:].flatten().to(where)
+        done = end
+        yield VectorsEvent(min(here.size * (done - begin) // (window - 1), num_windows) * window, num_windows * window)
+    gather_when_done(None, here, "vectors of a teacher")
+    for rows in (vectors, words):
+        share_rows(rows, [end * (window - 1) for end in ends], here, "vectors of a teacher")
     yield VectorSample(vectors, words, projection)
 
 
@@ -160,10 +176,15 @@ def read_at_once(device: torch.device, window: int) -> int:
     return max(1, (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS) // window)
 
 
-def windows_of(tokens: Tokens, window: int, device: torch.device) -> Iterator[Int[Tensor, "B T"]]:
-    """The text in windows, as many at a time as a teacher on that device reads at once; on the device already."""
+def windows_of(
+    tokens: Tokens, window: int, device: torch.device, firsts: Iterable[int] | None = None
+) -> Iterator[Int[Tensor, "B T"]]:
+    """The text in windows, as many at a time as a teacher on that device reads at once; on the device already.
+
+    `firsts`: the first windows of those batches that are wanted; None: all are.
+    """
     at_once = read_at_once(device, window)
-    for first in range(0, len(tokens) // window, at_once):
+    for first in range(0, len(tokens) // window, at_once) if firsts is None else firsts:
         ends = min(first + at_once, len(tokens) // window) * window
         read = torch.from_numpy(tokens.ids[first * window : ends].astype(np.int64)).view(-1, window)
         # From memory that can be swapped out the copy would wait for the batch before.

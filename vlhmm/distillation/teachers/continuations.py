@@ -29,6 +29,7 @@ from vlhmm.data.tokens import id_dtype, token_writer
 from vlhmm.distillation.teachers.drawing import TextDrawer
 from vlhmm.distillation.teachers.model import Teacher
 from vlhmm.distillation.teachers.samples import SHARDS, claimed, shards_of
+from vlhmm.distributed import ALONE, World, broadcast_object, first_does, gather_when_done
 from vlhmm.tensor_file import read_tensor_header, read_tensors, write_tensors
 
 TEACHER = "teacher.json"
@@ -113,9 +114,16 @@ def language_model_writer(teacher: Teacher, settings: ContinuationSettings) -> C
 
 
 def draw_continuations(
-    folder: Path, settings: ContinuationSettings, num_tokens: int, load: Callable[[], Continues], corpus: Corpus
+    folder: Path,
+    settings: ContinuationSettings,
+    num_tokens: int,
+    load: Callable[[], Continues],
+    corpus: Corpus,
+    here: World = ALONE,
 ) -> Generator[ContinuationEvent, None, None]:
     """Draw shards until `num_tokens` tokens are there, then write the corpus.
+
+    Ranks draw a shard each at a time, and the first writes them: the samples are those of one process.
 
     Args:
         folder: Where the samples are kept.
@@ -123,9 +131,10 @@ def draw_continuations(
         num_tokens: Tokens to draw, at least.
         load: Gives the teacher; called only if text is missing.
         corpus: The real text, whose validation and test text become those of the samples.
+        here: The ranks.
 
     Yields:
-        An event for each new shard.
+        An event for each new shard, or where there are several ranks for one of each.
 
     Raises:
         ValueError: The text is shorter than a prefix.
@@ -135,26 +144,35 @@ def draw_continuations(
         raise ValueError(
             f"a prefix of {settings.prefix:,} tokens, but the training text has {len(corpus.train):,}: make samples.prefix smaller"
         )
-    with claimed(folder, settings):
-        paths = shards_of(folder)
-        drawn, new = sum(_length_of(path) for path in paths), 0
-        if drawn >= num_tokens and (folder / MANIFEST).is_file():
+    with claimed(folder, settings, here):
+        paths = shards_of(folder) if here.is_first else []
+        found = sum(_length_of(path) for path in paths), len(paths), (folder / MANIFEST).is_file()
+        (drawn, number, finished), new = broadcast_object(found, here, "reading samples"), 0
+        if drawn >= num_tokens and finished:
             return
         write: Continues | None = None
-        number = len(paths)
         while drawn < num_tokens:
             write = write or load()
-            made = _draw_shard(folder, number, write, settings, corpus.train)
-            count = int(made.lengths.sum())
-            number, drawn, new = number + 1, drawn + count, new + count
-            yield ContinuationEvent(drawn, new, math.exp(-float(made.log_probs.sum()) / count))
-        _write_corpus(folder, settings, corpus)
+            made = _draw_shard(number + here.rank, write, settings, corpus.train)
+            counts, log_prob = [0], 0.0
+            for tensors in gather_when_done(made, here, "drawing samples"):
+                if drawn >= num_tokens:
+                    # One process would not have drawn it.
+                    break
+                counts.append(int(tensors["lengths"].sum()))
+                log_prob += float(tensors["log_probs"].sum())
+                if here.is_first:
+                    about = {"kind": "samples", "tokens": str(counts[-1])}
+                    write_tensors(folder / SHARDS / f"{number:06d}.safetensors", tensors, about)
+                number, drawn, new = number + 1, drawn + counts[-1], new + counts[-1]
+            yield ContinuationEvent(drawn, new, math.exp(-log_prob / sum(counts)))
+        first_does(lambda: _write_corpus(folder, settings, corpus), here, "writing samples")
 
 
-def _draw_shard(folder: Path, number: int, write: Continues, settings: ContinuationSettings, text: Tokens) -> Continued:
+def _draw_shard(number: int, write: Continues, settings: ContinuationSettings, text: Tokens) -> dict[str, Tensor]:
     random = np.random.default_rng([settings.seed, number])
     begins = random.integers(len(text) - settings.prefix + 1, size=settings.batch_size)
-    prefixes = np.asarray(text.ids)[begins[:, None] + np.arange(settings.prefix)].astype(np.int64)
+    prefixes = text.ids[begins[:, None] + np.arange(settings.prefix)].astype(np.int64)
     made = write(torch.from_numpy(prefixes), int(random.integers(2**62)))
     lengths = made.lengths.cpu()
     tokens = made.tokens.int().cpu()
@@ -163,10 +181,7 @@ def _draw_shard(folder: Path, number: int, write: Continues, settings: Continuat
     tensors = {"ids": ids, "lengths": lengths, "log_probs": made.log_probs.double().cpu()}
     if made.position_log_probs is not None:
         tensors["position_log_probs"] = made.position_log_probs.float().cpu()
-    write_tensors(
-        folder / SHARDS / f"{number:06d}.safetensors", tensors, {"kind": "samples", "tokens": str(int(lengths.sum()))}
-    )
-    return Continued(tokens, lengths, tensors["log_probs"])
+    return tensors
 
 
 def _length_of(path: Path) -> int:

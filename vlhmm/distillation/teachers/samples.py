@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.data.atomic import LOCK, atomic_write, remove_partials
@@ -27,6 +28,7 @@ from vlhmm.data.prepare import write_manifest
 from vlhmm.data.tokens import id_dtype
 from vlhmm.distillation.teachers.drawing import TextDrawer
 from vlhmm.distillation.teachers.model import Teacher
+from vlhmm.distributed import ALONE, World, any_rank, broadcast_object, first_does, gather_when_done
 from vlhmm.training.checkpoint import FolderError, read_tensors, write_tensors
 
 SETTINGS: Final = "samples.json"
@@ -107,20 +109,24 @@ def draw_samples(
     prompts: Sequence[str] | None = None,
     *,
     max_seconds: float | None = None,
+    here: World = ALONE,
 ) -> Iterator[SampleEvent]:
     """Draws shards until `num_tokens` tokens are there, or time is up, then writes the corpus.
 
-    `load` is called only if text is missing, and its time does not count. Samples of other settings are refused.
+    `load` is called only if text is missing, and its time does not count. Samples of other settings are refused. Ranks draw a
+    shard each at a time, and the first writes them: the samples are those of one process.
     """
     if num_tokens < 1:
         raise ValueError(f"{num_tokens} tokens are to be drawn, at least 1 is needed")
-    with claimed(folder, settings):
-        done = [read_shard(path).lengths for path in shards_of(folder)]
+    with claimed(folder, settings, here):
+        done = [read_shard(path).lengths for path in shards_of(folder)] if here.is_first else []
         drawn, samples, new = sum(int(lengths.sum()) for lengths in done), sum(map(len, done)), 0
         number = len(done)
+        drawn, samples, number = broadcast_object((drawn, samples, number), here, "reading samples")
         if drawn < num_tokens:
             teacher = load()
-            _keep_tokenizer(folder, teacher.tokenizer)
+            if here.is_first:
+                _keep_tokenizer(folder, teacher.tokenizer)
             prompt_ids = teacher.prompt_ids(prompts)
             draw = TextDrawer(
                 teacher,
@@ -129,18 +135,29 @@ def draw_samples(
                 longest_prompt=max(map(len, prompt_ids)),
             )
             end = math.inf if max_seconds is None else time.monotonic() + max_seconds
-            while drawn < num_tokens and time.monotonic() < end:
-                lengths = _draw_shard(folder, number, teacher.device, draw, prompt_ids, settings)
-                number += 1
-                drawn, samples, new = drawn + int(lengths.sum()), samples + len(lengths), new + int(lengths.sum())
+            while drawn < num_tokens and not any_rank([time.monotonic() >= end], here, "drawing samples")[0]:
+                made = _draw_shard(number + here.rank, teacher.device, draw, prompt_ids, settings)
+                for tensors in gather_when_done(made, here, "drawing samples"):
+                    if drawn >= num_tokens:
+                        # One process would not have drawn it.
+                        break
+                    if here.is_first:
+                        write_tensors(folder / SHARDS / f"{number:06d}.safetensors", tensors, {"kind": "samples"})
+                    lengths = tensors["lengths"]
+                    number += 1
+                    drawn, samples, new = drawn + int(lengths.sum()), samples + len(lengths), new + int(lengths.sum())
                 left = None if max_seconds is None else max(0.0, end - time.monotonic())
                 yield SampleEvent(drawn, samples, new, left)
-        _write_corpus(folder, settings)
+        first_does(lambda: _write_corpus(folder, settings), here, "writing samples")
 
 
 @contextmanager
-def claimed(folder: Path, settings: Any) -> Iterator[None]:
-    """Within, the folder is this process's, and is for samples of these settings, a record, and no others."""
+def claimed(folder: Path, settings: Any, here: World = ALONE) -> Iterator[None]:
+    """Within, the folder is this process's, and is for samples of these settings, a record, and no others. Of several ranks the
+    first claims it."""
+    if not here.is_first:
+        yield
+        return
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
@@ -185,21 +202,15 @@ def _keep_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def _draw_shard(
-    folder: Path,
-    number: int,
-    device: torch.device,
-    draw: TextDrawer,
-    prompts: list[list[int]],
-    settings: SampleSettings,
-) -> NDArray[np.int64]:
+    number: int, device: torch.device, draw: TextDrawer, prompts: list[list[int]], settings: SampleSettings
+) -> dict[str, Tensor]:
     random = np.random.default_rng([settings.seed, number])
     chosen = [prompts[index] for index in random.integers(len(prompts), size=settings.batch_size)]
     generator = torch.Generator(device).manual_seed(int(random.integers(2**62)))
     drawn = draw(chosen, generator)
     written = torch.arange(drawn.tokens.shape[1], device=drawn.tokens.device) < drawn.lengths[:, None]
     tensors = {"ids": drawn.tokens[written].int(), "lengths": drawn.lengths, "log_probs": drawn.log_probs}
-    write_tensors(folder / SHARDS / f"{number:06d}.safetensors", tensors, {"kind": "samples"})
-    return drawn.lengths.cpu().numpy()
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def shards_of(folder: Path) -> list[Path]:
