@@ -1,5 +1,6 @@
 """The laws of `vlhmm.distributed`, on each rank of a world: test_distributed.py starts it by torchrun, and by forks."""
 
+import os
 import time
 
 import torch
@@ -24,7 +25,7 @@ from vlhmm.distributed import (
 
 
 def all_hold(here: World) -> None:
-    assert world() == here == World(dist.get_rank(), dist.get_world_size(), dist.get_rank())
+    assert world() == here == World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
     assert not restarted()
     with joined() as inner:
         assert inner == here
