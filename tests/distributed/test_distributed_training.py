@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from graphs import graphs_on_cpu
 
 from tests.distributed.launch import on_ranks
 from tests.distributed.trained import CORPUS, COUNTED, QUICK, TRAININGS, gradient_events, model, weights
-from vlhmm.distributed import ALONE, World
+from vlhmm.distributed import ALONE, World, sum_in_order
 from vlhmm.memory import available_bytes
 from vlhmm.training import sharding
 from vlhmm.training import step as step_module
@@ -62,6 +63,47 @@ def with_graphs(here: World) -> None:
     assert [graph.replays for graph in made] == [4, 4]
 
 
+def with_local_steps(here: World) -> None:
+    """Between two averages a rank is one process with its rows alone."""
+    settings = replace(QUICK, ema=0.9)
+    ours, alone = model(), model()
+    step = Step(ours, settings, here, local=True)
+    single = Step(alone, replace(settings, batch_size=len(step.rows)))
+    windows = torch.randint(CORPUS.tokenizer.vocab_size, (3, 6, 8), generator=torch.Generator().manual_seed(0))
+    for number, window in enumerate(windows):
+        for one in (step, single):
+            one(window[step.rows.start : step.rows.stop], 0.01, fresh=number == 0)
+    assert torch.equal(weights(ours), weights(alone))
+    step.average_ranks()
+    state = [value for values in single.optimizer.state_dict()["state"].values() for value in values.values()]
+    averaged = [value for values in step.optimizer.state_dict()["state"].values() for value in values.values()]
+    for found, own in zip(
+        [weights(ours), weights(step.averaged), *averaged],
+        [weights(alone), weights(single.averaged), *state],
+        strict=True,
+    ):
+        mean = sum_in_order(own, here) / here.size
+        assert torch.allclose(found, mean, rtol=1e-12, atol=1e-15)
+
+
+def in_local_steps(folder: Path, here: World, **options: Any) -> tuple[str, int, torch.Tensor]:
+    trained = model()
+    *_, last = gradient_events(trained, LONGER, here, out=folder, local_steps=2, **options)
+    assert isinstance(last, Stopped)
+    return last.reason, last.step, weights(trained)
+
+
+def local_run(folder: Path, here: World) -> None:
+    """It is stopped where all ranks have the same weights: after two steps, and at the end of the epoch of three."""
+    _, _, unbroken = in_local_steps(folder / "local", here)
+    stops = [in_local_steps(folder / "local in parts", here, max_seconds=0.0)[:2]]
+    while stops[-1][0] == "time":
+        reason, step, found = in_local_steps(folder / "local in parts", here, resume=True, max_seconds=0.0)
+        stops.append((reason, step))
+    assert [step for _, step in stops] == [2, 3, 4, 6, 8, 9]
+    assert torch.equal(found, unbroken)
+
+
 def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_path: Path) -> None:
     expected = {name: trained(ALONE) for name, trained in TRAININGS.items()}
     whole = part(tmp_path / "whole", ALONE, resume=False)
@@ -82,6 +124,8 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
         assert part(tmp_path / "by one", here, seconds=0.0) is None
         assert part(tmp_path / "by two", here, resume=False, seconds=0.0) is None
         interrupted(tmp_path / "interrupted", here)
+        with_local_steps(here)
+        local_run(tmp_path, here)
 
     def four(here: World) -> None:
         same(here, FEW)
