@@ -21,7 +21,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 from bench.measure import seconds_of
-from bench.ours import STEPS_CHECKED, StepInputs, step_inputs
+from bench.ours import STEPS_CHECKED, StepInputs, step_inputs, step_model
 from bench.scaling_model import CLUSTERS, Link, predicted
 from bench.sizes import step_sizes
 from bench.workloads import Step as Work
@@ -99,7 +99,15 @@ def on_cpu(quick: bool) -> dict[str, list[dict[str, Any]]]:
         "reductions": reductions,
         "link": [asdict(link)],
         "checks": [asdict(one) | {"error": one.error, "allowed": ALLOWED} for one in checks],
+        "models": [_gradients(work, quick) for work in ("W3b", *GPU_WORKS)],
     }
+
+
+def _gradients(work: Work, quick: bool) -> dict[str, Any]:
+    """What a step of a work on a GPU sums: it takes no GPU to know."""
+    model = step_model(step_sizes(work, quick), torch.device("cpu"), torch.Generator().manual_seed(0))
+    sizes = [one.numel() * one.element_size() for one in model.parameters() if one.requires_grad]
+    return {"work": work, "states": model.support.num_states, "bytes": sum(sizes)}
 
 
 def _launched(ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
