@@ -44,6 +44,7 @@ CPU_SIZES = {
 CPU_BATCHES = (2, 8, 32)
 """Sequences of each process: from steps that the sum rules to steps that it hardly touches."""
 GPU_WORKS: tuple[Work, ...] = ("W3e", "W3c")
+CPU_REPEAT = 60
 GPU_TOKENS = (2_048, 4_096, 8_192, 16_384, 32_768, 65_536)
 REPEAT = 20
 
@@ -85,7 +86,7 @@ def on_cpu(quick: bool) -> dict[str, list[dict[str, Any]]]:
     sizes = CPU_SIZES | (
         {"num_blocks": 3, "states_per_block": 4, "dim": 8, "num_words": 30, "window": 6} if quick else {}
     )
-    settings = sizes | {"batches": (1, 2) if quick else CPU_BATCHES, "repeat": 3 if quick else REPEAT}
+    settings = sizes | {"batches": (1, 2) if quick else CPU_BATCHES, "repeat": 3 if quick else CPU_REPEAT}
     found = [_launched(ranks, settings) for ranks in (1, 2)]
     steps = [step for one in found for step in one["steps"]]
     reductions = found[1]["reductions"]
