@@ -147,11 +147,12 @@ def on_gpu(device: torch.device, quick: bool) -> dict[str, list[dict[str, Any]]]
 @contextmanager
 def _world_of_one(device: torch.device) -> Iterator[None]:
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def _gpu_step(work: str, sizes: StepSizes, device: torch.device, repeat: int) -> GpuStep:
@@ -188,8 +189,8 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> Iterator[Table]:
             "tokens/s",
         )
         for step in found["steps"]:
-            figures = (f"{step[name]:.1f}" for name in ("alone_ms", "together_ms"))
-            shown.add_row(str(step["ranks"]), f"{step['tokens']:,}", *figures, f"{step['tokens_per_second']:,.0f}")
+            times = (f"{step[name]:.1f}" for name in ("alone_ms", "together_ms"))
+            shown.add_row(str(step["ranks"]), f"{step['tokens']:,}", *times, f"{step['tokens_per_second']:,.0f}")
         yield shown
         shown = _table(
             "the model beside the measurement",
@@ -202,8 +203,8 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> Iterator[Table]:
         )
         for one in found["checks"]:
             verdict = "" if abs(one["error"]) <= one["allowed"] else f"above {one['allowed']:.0%}"
-            figures = (f"{one[name]:.1f}" for name in ("predicted_ms", "measured_ms"))
-            shown.add_row(str(one["ranks"]), f"{one['tokens']:,}", *figures, f"{one['error']:+.1%}", verdict)
+            times = (f"{one[name]:.1f}" for name in ("predicted_ms", "measured_ms"))
+            shown.add_row(str(one["ranks"]), f"{one['tokens']:,}", *times, f"{one['error']:+.1%}", verdict)
         yield shown
         return
     shown = _table(

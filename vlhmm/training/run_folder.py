@@ -94,7 +94,7 @@ class RunFolder:
 
     def does(self, work: Callable[[], Made]) -> Made:
         """What the first rank's work gives, on all of them."""
-        return first_does(work, self.here, f"waiting for {self.path}", self._next())
+        return first_does(work, self.here, "what the first rank makes")
 
     def making(self, steps: Callable[[], Generator[Any, None, Made]]) -> Generator[Any, None, Made]:
         """What the first rank makes, and tells of meanwhile, on all of them."""
