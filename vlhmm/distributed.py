@@ -363,6 +363,24 @@ def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:
     return torch.cat(gather_objects(rows.detach().cpu(), here, what)).to(rows.device)
 
 
+def rows_on_first(rows: Tensor, sizes: Sequence[int], here: World, what: str = "") -> Tensor:
+    """Every rank's rows beneath one another on the CPU of the first, `sizes` of each rank; the others get their own back."""
+    if here.size == 1:
+        return rows
+    if here.is_first:
+        parts = [rows.detach().cpu(), *(torch.empty(size, *rows.shape[1:], dtype=rows.dtype) for size in sizes[1:])]
+    else:
+        parts = [rows.detach().cpu().contiguous()]
+    with collective(here, what):
+        for rank, part in enumerate(parts):
+            for piece in part.split(SUMMED_AT_ONCE):
+                if not here.is_first:
+                    dist.send(piece, 0)
+                elif rank > 0:
+                    dist.recv(piece, rank)
+    return torch.cat(parts) if here.is_first else rows
+
+
 def share_rows(whole: Tensor, ends: Sequence[int], here: World, what: str = "") -> None:
     """Gives all ranks all rows of `whole`, of which rank r has those from ends[r - 1] to ends[r]."""
     if here.size == 1:

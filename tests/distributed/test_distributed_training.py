@@ -1,21 +1,25 @@
 """Training on several ranks is that of one process, whatever their number, also of a training that others began."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.distributed.launch import on_ranks
-from tests.distributed.trained import COUNTED, EVERY, QUICK, all_trained, gradient_events, model, weights
+from tests.distributed.trained import COUNTED, QUICK, TRAININGS, gradient_events, model, weights
 from vlhmm.distributed import ALONE, World
+from vlhmm.memory import available_bytes
+from vlhmm.training import sharding
+from vlhmm.training import step as step_module
 from vlhmm.training.checkpoint import read_tensors
 from vlhmm.training.run_folder import read_log
 from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped
 
 LONGER = replace(QUICK, epochs=3, ema=0.9)
-FEW = ["scalar", "neural low-rank"]
+FEW = ["scalar", "neural low-rank", "average", "plateau", "mini-batches"]
 
 
 def part(folder: Path, here: World, resume: bool = True, seconds: float | None = None) -> torch.Tensor | None:
@@ -36,16 +40,17 @@ def interrupted(folder: Path, here: World) -> None:
 
 
 def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_path: Path) -> None:
-    expected = all_trained(ALONE, EVERY)
+    expected = {name: trained(ALONE) for name, trained in TRAININGS.items()}
     whole = part(tmp_path / "whole", ALONE, resume=False)
 
-    def same(here: World, variants: list[str]) -> None:
-        for name, found in all_trained(here, variants).items():
+    def same(here: World, names: Iterable[str]) -> None:
+        for name in names:
+            found = TRAININGS[name](here)
             exact = 1e-10 if name in COUNTED else 1e-6
             assert torch.allclose(found, expected[name], rtol=exact, atol=exact), name
 
     def two(here: World) -> None:
-        same(here, EVERY)
+        same(here, TRAININGS)
         assert part(tmp_path / "by one", here, seconds=0.0) is None
         assert part(tmp_path / "by two", here, resume=False, seconds=0.0) is None
         interrupted(tmp_path / "interrupted", here)
@@ -61,14 +66,25 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
         assert whole is not None
         assert torch.allclose(found, whole, rtol=1e-6, atol=1e-6)
 
+    def sharded(here: World) -> None:
+        """From the first step of another run to the last but one."""
+        step_module.SHARDED_FROM, sharding.LARGE = 0, 7
+        same(here, ["neural softmax", "frozen embeddings"])
+        is_whole(part(tmp_path / "for parts", here, resume=False))
+        for _ in range(3):
+            assert part(tmp_path / "by parts", here, seconds=0.0) is None
+
     assert part(tmp_path / "by one", ALONE, resume=False, seconds=0.0) is None
+    assert part(tmp_path / "by parts", ALONE, resume=False, seconds=0.0) is None
+    assert on_ranks(sharded, 3) == ["None"] * 3
+    is_whole(part(tmp_path / "by parts", ALONE))
     assert on_ranks(two, 2) == ["None"] * 2
     assert on_ranks(four, 4) == ["None"] * 4
     is_whole(part(tmp_path / "by two", ALONE))
 
     checks = [record["step"] for record in read_log(tmp_path / "whole") if record["kind"] == "check"]
     state = read_tensors(tmp_path / "whole" / "training.safetensors")[0]
-    for name in ("by one", "by two", "interrupted"):
+    for name in ("by one", "by two", "by parts", "for parts", "interrupted"):
         # Once, not once a rank; and nothing tells by how many it was made.
         assert [record["step"] for record in read_log(tmp_path / name) if record["kind"] == "check"] == checks
         made = read_tensors(tmp_path / name / "training.safetensors")[0]
@@ -95,6 +111,20 @@ def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step() ->
     assert many == (
         "batch_size is 1, but there are 2 ranks, and each takes a row at least: make it larger, or start fewer"
     )
+
+
+def test_what_does_not_fit_is_refused_with_the_ranks_that_would_do() -> None:
+    here, available = World(0, 2), available_bytes(torch.device("cpu"))
+
+    def refused_by(numbers: int) -> str:
+        with pytest.raises(ValueError, match="parameters on 2 ranks takes") as error:
+            sharding.require_fitting([torch.empty(numbers, device="meta")], here, averaged=False, sharded=True)
+        return str(error.value)
+
+    # Beside three copies of the weights there is room for a quarter of the state, not for half of it.
+    assert "start 8 ranks, or make the model smaller" in refused_by(round(available / 4 / 3.5))
+    assert "no number of ranks is enough: make the model smaller" in refused_by(available)
+    sharding.require_fitting([torch.empty(available // 40, device="meta")], here, averaged=True, sharded=True)
 
 
 def test_weights_that_differ_between_ranks_end_the_training_at_a_check() -> None:

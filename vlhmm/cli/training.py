@@ -45,7 +45,8 @@ def register(app: typer.Typer) -> None:
         epilog="Examples:\n  vlhmm train pydocs --out runs/first --preset demo --set epochs=3\n"
         "  vlhmm train ptb --out runs/ptb --set states_per_block=512 --device cuda\n"
         "  vlhmm train pydocs --out runs/em --method em --set states_per_block=64 --set iterations=10\n"
-        "  vlhmm train --out runs/ptb --resume"
+        "  vlhmm train --out runs/ptb --resume\n"
+        "  torchrun --nproc-per-node 8 -m vlhmm train ptb --out runs/ptb8 --preset default"
     )(train)
 
 

@@ -35,7 +35,7 @@ class FlatGradients:
         *views, loss = (self._buffers[dtype][begin:end] for dtype, begin, end in places)
         self.gradients: list[Tensor] = [view.view(one.shape) for view, one in zip(views, parameters, strict=True)]
         self.loss = loss.view(())
-        self._group = _group(device, here)
+        self.group = _group(device, here)
 
     @property
     def num_bytes(self) -> int:
@@ -53,7 +53,7 @@ class FlatGradients:
         """Sums gradients and loss over all ranks, to the same bits on each; `what`: said if one of them is missing."""
         with collective(self._here, what):
             for buffer in self._buffers.values():
-                dist.all_reduce(buffer, group=self._group)
+                dist.all_reduce(buffer, group=self.group)
 
 
 def _group(device: torch.device, here: World) -> dist.ProcessGroup | None:

@@ -42,7 +42,7 @@ class TrainSettings:
     epochs: int = 20
     """Passes over the training text."""
     batch_size: int = 16
-    """Windows in a batch."""
+    """Windows in a batch, which all ranks of torchrun share."""
     window: int = 32
     """Tokens in a window."""
     windows: Literal["carried", "independent"] = "carried"

@@ -28,6 +28,7 @@ from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
 from vlhmm.training.reduction import FlatGradients
 from vlhmm.training.settings import TrainSettings
+from vlhmm.training.sharding import SHARDED_FROM, OwnParts, require_fitting
 
 SMALL = 1 << 18
 """Numbers of a tensor: with fewer a launch of its own costs more than moving them twice."""
@@ -47,11 +48,19 @@ class Step:
         frozen, others = list[torch.nn.Parameter](), self.parameters
         if settings.freeze_embeddings > 0:
             frozen, others = split_frozen(model, settings.frozen)
+        self._flat: FlatGradients | None = None
+        self._parts: OwnParts | None = None
+        if here.size > 1:
+            sharded = sum(parameter.numel() for parameter in self.parameters) >= SHARDED_FROM
+            require_fitting(self.parameters, here, bool(settings.ema), sharded)
+            self._flat = FlatGradients(self.parameters, here)
+            self._parts = OwnParts(others + frozen, here, self._flat.group) if sharded else None
         # A captured update reads its rate from memory, that of each group from a place of its own.
         rates = [
             torch.tensor(settings.learning_rate, device=device) if on_gpu else settings.learning_rate for _ in range(2)
         ]
-        groups = [{"params": others, "lr": rates[0]}, {"params": frozen, "lr": rates[1]}]
+        updated = [others, frozen] if self._parts is None else [self._parts.of(others), self._parts.of(frozen)]
+        groups = [{"params": some, "lr": rate} for some, rate in zip(updated, rates, strict=True)]
         self.optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=rates[0],
@@ -68,7 +77,6 @@ class Step:
         self._lengths = torch.full((len(self.rows),), settings.window, device=device)
         self.loss = torch.zeros((), dtype=self.parameters[0].dtype, device=device)
         """Of the last step, in nats per token."""
-        self._flat = FlatGradients(self.parameters, here) if here.size > 1 else None
         if self._flat is not None:
             self.loss = self._flat.loss
         self.gradient_norm = torch.zeros((), device=device)
@@ -172,6 +180,9 @@ class Step:
             parameter.grad = grad
         self.reduce_gradients()
         self._update(self.update, eagerly=not self._gradients.replayed)
+        if self._parts is not None:
+            self._parts.share(f"step {self.count + 1}")
+            self._average()
 
     def _change_objective(self) -> None:
         """From p(x) to p(x, z) or back; a graph holds one of them."""
@@ -218,7 +229,8 @@ class Step:
 
     def _backward(self, token_log_probs: Float[Tensor, "B T"]) -> None:
         # A gradient that is not added to another needs neither zeros before nor a sum after.
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         # Not from the loss: that would be made of these numbers, and taken apart again.
         token_log_probs.backward(self._token_cotangent)
         unused = [parameter for parameter in self.parameters if parameter.grad is None]
@@ -239,12 +251,17 @@ class Step:
         """The optimizer's step and the running average."""
         norm = clip_gradients(self.parameters, self.settings.clip or math.inf)
         self.gradient_norm.copy_(norm)
+        if self._parts is not None:
+            # What follows waits for the other ranks' parts.
+            self._parts.take_gradients()
         self.optimizer.step()
-        if self.settings.ema:
+        if self._parts is None:
             self._average()
 
     @torch.no_grad()
     def _average(self) -> None:
+        if not self.settings.ema:
+            return
         pairs = list(zip(self.averaged.parameters(), self.model.parameters(), strict=True))
         for average, parameter in pairs:
             if parameter.numel() >= SMALL:
@@ -259,7 +276,7 @@ class Step:
             torch._foreach_add_(averages, moves)
 
     def state(self) -> dict[str, Tensor]:
-        """All of it as named tensors, the same on all ranks and however many they are."""
+        """All of it as named tensors, on the first rank, however many ranks there are."""
         here, what = self._here, f"the state of step {self.count}"
         tensors = {
             "generator": self.generator.get_state(),
@@ -277,7 +294,8 @@ class Step:
                 tensors[f"averaged.{name}"] = value
         for index, values in self.optimizer.state_dict()["state"].items():
             for name, value in values.items():
-                tensors[f"optimizer.{index}.{name}"] = value
+                whole = value if self._parts is None else self._parts.whole(index, value, what)
+                tensors[f"optimizer.{index}.{name}"] = whole
         return tensors
 
     def restore(self, tensors: dict[str, Tensor], count: int, dropout: float) -> None:
@@ -297,7 +315,10 @@ class Step:
         self.model.load_state_dict(part_of(tensors, "model."))
         if self.settings.ema:
             self.averaged.load_state_dict(part_of(tensors, "averaged."))
-        restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
+        saved = part_of(tensors, "optimizer.")
+        if self._parts is not None:
+            saved = {name: self._parts.own(int(name.split(".")[0]), value) for name, value in saved.items()}
+        restore_optimizer(self.optimizer, saved)
 
 
 def reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
