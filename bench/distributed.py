@@ -21,7 +21,7 @@ import torch.distributed as dist
 from rich.table import Table
 
 from bench.measure import seconds_of
-from bench.ours import STEPS_CHECKED, StepInputs, step_inputs
+from bench.ours import STEPS_CHECKED, StepInputs, step_inputs, step_model
 from bench.scaling_model import CLUSTERS, Link, predicted
 from bench.sizes import step_sizes
 from bench.workloads import Step as Work
@@ -44,6 +44,7 @@ CPU_SIZES = {
 CPU_BATCHES = (2, 8, 32)
 """Sequences of each process: from steps that the sum rules to steps that it hardly touches."""
 GPU_WORKS: tuple[Work, ...] = ("W3e", "W3c")
+CPU_REPEAT = 60
 GPU_TOKENS = (2_048, 4_096, 8_192, 16_384, 32_768, 65_536)
 REPEAT = 20
 
@@ -85,7 +86,7 @@ def on_cpu(quick: bool) -> dict[str, list[dict[str, Any]]]:
     sizes = CPU_SIZES | (
         {"num_blocks": 3, "states_per_block": 4, "dim": 8, "num_words": 30, "window": 6} if quick else {}
     )
-    settings = sizes | {"batches": (1, 2) if quick else CPU_BATCHES, "repeat": 3 if quick else REPEAT}
+    settings = sizes | {"batches": (1, 2) if quick else CPU_BATCHES, "repeat": 3 if quick else CPU_REPEAT}
     found = [_launched(ranks, settings) for ranks in (1, 2)]
     steps = [step for one in found for step in one["steps"]]
     reductions = found[1]["reductions"]
@@ -99,7 +100,15 @@ def on_cpu(quick: bool) -> dict[str, list[dict[str, Any]]]:
         "reductions": reductions,
         "link": [asdict(link)],
         "checks": [asdict(one) | {"error": one.error, "allowed": ALLOWED} for one in checks],
+        "models": [_gradients(work, quick) for work in ("W3b", *GPU_WORKS)],
     }
+
+
+def _gradients(work: Work, quick: bool) -> dict[str, Any]:
+    """What a step of a work on a GPU sums: it takes no GPU to know."""
+    model = step_model(step_sizes(work, quick), torch.device("cpu"), torch.Generator().manual_seed(0))
+    sizes = [one.numel() * one.element_size() for one in model.parameters() if one.requires_grad]
+    return {"work": work, "states": model.support.num_states, "bytes": sum(sizes)}
 
 
 def _launched(ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -138,11 +147,12 @@ def on_gpu(device: torch.device, quick: bool) -> dict[str, list[dict[str, Any]]]
 @contextmanager
 def _world_of_one(device: torch.device) -> Iterator[None]:
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def _gpu_step(work: str, sizes: StepSizes, device: torch.device, repeat: int) -> GpuStep:
@@ -179,8 +189,8 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> Iterator[Table]:
             "tokens/s",
         )
         for step in found["steps"]:
-            figures = (f"{step[name]:.1f}" for name in ("alone_ms", "together_ms"))
-            shown.add_row(str(step["ranks"]), f"{step['tokens']:,}", *figures, f"{step['tokens_per_second']:,.0f}")
+            times = (f"{step[name]:.1f}" for name in ("alone_ms", "together_ms"))
+            shown.add_row(str(step["ranks"]), f"{step['tokens']:,}", *times, f"{step['tokens_per_second']:,.0f}")
         yield shown
         shown = _table(
             "the model beside the measurement",
@@ -193,8 +203,8 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> Iterator[Table]:
         )
         for one in found["checks"]:
             verdict = "" if abs(one["error"]) <= one["allowed"] else f"above {one['allowed']:.0%}"
-            figures = (f"{one[name]:.1f}" for name in ("predicted_ms", "measured_ms"))
-            shown.add_row(str(one["ranks"]), f"{one['tokens']:,}", *figures, f"{one['error']:+.1%}", verdict)
+            times = (f"{one[name]:.1f}" for name in ("predicted_ms", "measured_ms"))
+            shown.add_row(str(one["ranks"]), f"{one['tokens']:,}", *times, f"{one['error']:+.1%}", verdict)
         yield shown
         return
     shown = _table(

@@ -90,14 +90,16 @@ def predicted(cluster: Cluster, tokens: int, compute_ms: float, num_bytes: int, 
     return Predicted(cluster.name, tokens, compute_ms, 1e3 * cluster.all_reduce(num_bytes) + copy_ms)
 
 
-def enough_tokens(cluster: Cluster, steps: Sequence[tuple[int, float]], num_bytes: int, efficiency: float) -> float:
-    """From how many tokens a GPU on a step has that efficiency; steps: (tokens, milliseconds), of which the last two tell what one
-    more token costs."""
-    needed = 1e3 * cluster.all_reduce(num_bytes) * efficiency / (1 - efficiency)
-    for (tokens, milliseconds), (more_tokens, more_milliseconds) in pairwise(steps):
-        if needed <= milliseconds:
-            return tokens
-        if needed <= more_milliseconds:
-            return tokens + (more_tokens - tokens) * (needed - milliseconds) / (more_milliseconds - milliseconds)
-    (tokens, milliseconds), (more_tokens, more_milliseconds) = steps[-2:]
-    return more_tokens + (needed - more_milliseconds) * (more_tokens - tokens) / (more_milliseconds - milliseconds)
+def enough_tokens(
+    cluster: Cluster, steps: Sequence[tuple[int, float]], num_bytes: int, copy_ms: float, efficiency: float
+) -> float:
+    """From how many tokens a GPU on a step has that efficiency; steps: (tokens, milliseconds), at least two.
+
+    Between two of them a token costs what their difference says; beyond the last, as between the last two.
+    """
+    needed = (1e3 * cluster.all_reduce(num_bytes) + copy_ms) * efficiency / (1 - efficiency)
+    if needed <= steps[0][1]:
+        return steps[0][0]
+    pairs = list(pairwise(steps))
+    (tokens, least), (more_tokens, most) = next((pair for pair in pairs if needed <= pair[1][1]), pairs[-1])
+    return tokens + (more_tokens - tokens) * (needed - least) / (most - least)

@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from tables import measurements, papers
+from tables import distributed, measurements, papers
 from tables.common import ROOT
 
 _MARKED = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -45,6 +45,10 @@ _MAKERS: dict[str, Callable[..., str]] = {
         measurements.own_text,
         measurements.own_text_cost,
         measurements.serve_load,
+        distributed.distributed_check,
+        distributed.distributed_enough,
+        distributed.distributed_overhead,
+        distributed.distributed_predicted,
     )
 }
 

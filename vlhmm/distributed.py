@@ -6,6 +6,7 @@ returns what it was given. Objects travel by gloo between CPUs, as torch pickles
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import uuid
@@ -151,6 +152,9 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
         raise
     finally:
         if owner:
+            # Groups that are still held when Python ends are torn down after it, while their threads hold tensors of it: the
+            # process is aborted then, now and again.
+            _patient_group.cache_clear()
             dist.destroy_process_group()
 
 
@@ -354,6 +358,10 @@ def first_yields(
 def _patient_group(whole: Any) -> dist.ProcessGroup:
     """The same ranks, without a time limit: they hear at once of a rank that is lost, and never of one that is slow."""
     return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timedelta(days=365)))
+
+
+# Those who own their process group may hold it to the end.
+atexit.register(_patient_group.cache_clear)
 
 
 def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:

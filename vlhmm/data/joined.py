@@ -14,6 +14,19 @@ class JoinedIds:
     """Arrays of ids one after the other, read as one flat array is: by numbers, slices and arrays of numbers.
 
     Only what is asked for is read. `numpy.asarray` reads all of it.
+
+    Args:
+        parts: The arrays.
+
+    Attributes:
+        dtype: Type of the ids.
+
+    Example:
+        >>> import numpy as np
+        >>> from vlhmm.data.joined import JoinedIds
+        >>> ids = JoinedIds([np.array([3, 1]), np.array([4])])
+        >>> len(ids), ids[1:].tolist(), ids[[2, 0]].tolist()
+        (3, [1, 4], [4, 3])
     """
 
     def __init__(self, parts: Sequence[npt.NDArray[Any] | JoinedIds]) -> None:
@@ -24,10 +37,12 @@ class JoinedIds:
 
     @property
     def ndim(self) -> int:
+        """1."""
         return 1
 
     @property
     def shape(self) -> tuple[int]:
+        """The number of ids."""
         return (len(self),)
 
     def __len__(self) -> int:
@@ -63,13 +78,56 @@ class JoinedIds:
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self.dtype), *pieces])
 
     def min(self, axis: None = None, out: None = None) -> Any:
-        """As `numpy.min` asks for it, part by part."""
+        """Find the smallest id, part by part.
+
+        Args:
+            axis: None; `numpy.min` asks so.
+            out: None.
+
+        Returns:
+            The id.
+
+        Example:
+            >>> import numpy as np
+            >>> from vlhmm.data.joined import JoinedIds
+            >>> int(np.min(JoinedIds([np.array([3, 1]), np.array([4])])))
+            1
+        """
         return min(part.min() for part in self._parts if len(part))
 
     def max(self, axis: None = None, out: None = None) -> Any:
+        """Find the largest id, part by part.
+
+        Args:
+            axis: None; `numpy.max` asks so.
+            out: None.
+
+        Returns:
+            The id.
+
+        Example:
+            >>> import numpy as np
+            >>> from vlhmm.data.joined import JoinedIds
+            >>> int(np.max(JoinedIds([np.array([3, 1]), np.array([4])])))
+            4
+        """
         return max(part.max() for part in self._parts if len(part))
 
     def astype(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Copy all ids into one array of another type.
+
+        Args:
+            dtype: The type.
+
+        Returns:
+            The array.
+
+        Example:
+            >>> import numpy as np
+            >>> from vlhmm.data.joined import JoinedIds
+            >>> JoinedIds([np.array([3, 1]), np.array([4])]).astype(np.float32)
+            array([3., 1., 4.], dtype=float32)
+        """
         return np.asarray(self[:].astype(dtype))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:

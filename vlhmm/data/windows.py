@@ -69,8 +69,9 @@ class Epoch:
             found: NDArray[Any] = ids[offset + chosen[:, None] * self.length + np.arange(self.length)]
             return found
         # Whole rows of a plain array are taken three times as fast as single tokens of a mapped file.
-        rows: NDArray[Any] = np.asarray(ids)[offset : offset + count * self.length].reshape(count, self.length)
-        return rows[chosen]
+        rows = np.asarray(ids)[offset : offset + count * self.length].reshape(count, self.length)
+        taken: NDArray[Any] = rows[chosen]
+        return taken
 
     def _streams(self, random: np.random.Generator) -> Callable[[int, int], NDArray[Any]]:
         """What gives a stretch of all streams of the text in random order."""
