@@ -30,14 +30,22 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.recursion.exponentials.kernel import LIFT, LOG_LIFT, emission_weight, finite_or_zero
+from vlhmm.ops.recursion.exponentials.kernel import (
+    LIFT,
+    LOG_LIFT,
+    SMALLEST_NORMAL,
+    emission_weight,
+    finite_or_zero,
+    lifted_exp,
+)
 from vlhmm.ops.rounding.kernel import nearest_tf32
 from vlhmm.ops.waiting.kernel import wait_for_count
 
-SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 LARGEST_TOTAL = tl.constexpr(2.0**100)
 LARGEST_VALUE = tl.constexpr(2.0**126)
 LARGEST_RATIO = tl.constexpr(2.0**112)
+SMALLEST_PRECISE = tl.constexpr(2.0**-103)
+OUTWEIGHS = tl.constexpr(2.0**-71)
 
 
 @triton.jit
@@ -60,6 +68,20 @@ def carried_back(value, weight, carries):
     """value x weight where that can be held, else 0; NaN stays, to be seen."""
     r = value * weight
     return tl.where(carries & ~(tl.abs(r) > LARGEST_RATIO), r, 0.0)
+
+
+@triton.jit
+@no_type_check
+def least_of(joint, predicted, weight):
+    """The smallest number of a message among the states that are possible, 0 where it vanished."""
+    return tl.min(tl.where((predicted > 0) & (weight > 0), joint, float("inf")), 1)
+
+
+@triton.jit
+@no_type_check
+def normal_or_zero(value):
+    """0 for a factor that is too small for its type, at which a GPU's products stop."""
+    return tl.where(value < SMALLEST_NORMAL, 0.0, value)
 
 
 @triton.jit
@@ -208,8 +230,7 @@ def forward_steps(
                 tl.store(raw, joint.to(operand.dtype.element_ty), mask=in_tile)
                 sums_at = ((t + 1) * tl.cast(size, tl.int64) + rows) * parts + part
                 tl.store(sums + sums_at, tl.sum(joint, 1), mask=in_batch)
-                low = tl.min(tl.where(joint > 0, joint, float("inf")), 1)
-                tl.store(lows + (t * tl.cast(size, tl.int64) + rows) * parts + part, low, mask=in_batch)
+                tl.store(lows + (t * tl.cast(size, tl.int64) + rows) * parts + part, least_of(joint, predicted, weight), mask=in_batch)
         if PERSISTENT:
             polls_left = grid_barrier(arrived, (t + 1) * tl.num_programs(0), polls_left, reports, OPERATION, t)
 
@@ -223,7 +244,7 @@ def finish(
     row_of,
     init_peak,
     extent,
-    vanished,
+    least_before,
     init_of,
     lengths,
     token_log_probs,
@@ -239,14 +260,18 @@ def finish(
     PARTS: tl.constexpr,
 ):
     """For one sequence: log p of its tokens and of the whole from the sums, and whether numbers came near the smallest of their type: 1 where
-    single messages did and may matter, 2 where the sum of a step did."""
+    single messages did and may matter, 2 where the sum of a step did.
+
+    What underflows of a message is less than 2^-126 and brings a state less than 2^-94. It does not matter where every state gets
+    so much more that this is beneath its rounding, so where the tile's smallest entry times the sum is large enough. Elsewhere a
+    message must be precise in every state that is possible, and so must every product with an entry of the tile.
+    """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
-    smallest_log = tl.load(extent)
     tile_peak = finite_or_zero(tl.load(extent + 1))
-    # Without zeros in the tile every state reaches every state, and each step brings back more than was lost.
-    has_zeros = (smallest_log - tile_peak < -87.0 - LOG_LIFT).to(tl.int32)
-    underflow_level = tl.load(vanished + row).to(tl.int32) * has_zeros
+    least_move = normal_or_zero(lifted_exp(tl.load(extent) - tile_peak))
+    least_possible_move = normal_or_zero(lifted_exp(tl.load(extent + 2) - tile_peak))
+    underflow_level = 0
     part = tl.arange(0, PARTS)
     # A million terms of one sign lose digits in float32.
     whole = tl.zeros((POSITIONS,), dtype=tl.float64)
@@ -258,6 +283,11 @@ def finish(
         step = (t[:, None].to(tl.int64) * size + row) * parts + part[None, :]
         total = tl.sum(tl.load(sums + tl.cast(size, tl.int64) * parts + step, mask=mask, other=0.0), 1)
         low = tl.min(tl.load(lows + step, mask=mask, other=float("inf")), 1)
+        # The message before, of which the first was given: its sum counts as 1.
+        later = mask & (t > 0)[:, None]
+        total_before = tl.sum(tl.load(sums + step, mask=mask, other=0.0), 1)
+        low_before = tl.load(lows + step - tl.cast(size, tl.int64) * parts, mask=later, other=float("inf"))
+        low_before = tl.where(t > 0, tl.min(low_before, 1), tl.load(least_before + row))
         init = tl.load(init_of + row * num_positions + t, mask=within, other=-1)
         begin_peak = tl.load(init_peak + init, mask=within & (init >= 0), other=0.0)
         shift = tl.where(init >= 0, begin_peak, tile_peak)
@@ -273,7 +303,12 @@ def finish(
         whole += token.to(tl.float64)
         tl.store(token_log_probs + row * num_positions + t, token, mask=in_text)
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
-        fading = within & (low < SMALLEST_MESSAGE * total * has_zeros)
+        faint = low < tl.maximum(SMALLEST_MESSAGE * total, SMALLEST_PRECISE)
+        fading = within & faint & (total * least_move < OUTWEIGHS)
+        # On the way from the message before.
+        vanishing = tl.minimum(low_before, 1.0) * least_possible_move < SMALLEST_NORMAL
+        vanishing = vanishing | ((t == 0) & (low_before < SMALLEST_MESSAGE))
+        fading = fading | (within & (init < 0) & vanishing & (total_before * least_move < OUTWEIGHS))
         lost = within & (total < SMALLEST_TOTAL)
         underflow_level = tl.maximum(underflow_level, tl.max(tl.maximum(fading.to(tl.int32), 2 * lost.to(tl.int32)), 0))
     tl.store(log_prob + row, tl.sum(whole, 0).to(tl.float32))
