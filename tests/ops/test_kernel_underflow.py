@@ -7,14 +7,19 @@ is a wrong answer that looks like any other.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from blocked_factors import moved_to
 from kernels import DEVICES
 from torch import Tensor
 
+from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion_by_kernels
+from vlhmm.ops.blocked_recursion import reference as blocked_reference
 from vlhmm.ops.recursion import Factors, cutting, dense, recursion_by_kernels, reference
 from vlhmm.records import convert
+from vlhmm.transitions import SoftmaxTransition, TableTransition
 
 pytestmark = [pytest.mark.usefixtures("unwritten_is_nan"), pytest.mark.parametrize("device", DEVICES)]
 
@@ -79,3 +84,55 @@ def test_a_dense_kernel_tells_of_a_state_that_is_lost(
     expected = reference.recursion(convert(factors, device=device, dtype=torch.float64))[0]
     assert (run.token_log_probs.double() - expected)[1].abs().max() > 1
     torch.testing.assert_close(recursion_by_kernels(moved, "highest")[0].double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_dense_kernel_tells_of_a_state_that_is_lost_at_the_end(device: str) -> None:
+    """What comes back to it in the next window is not known: the tile has zeros."""
+    log_emission = torch.zeros(2, POSITIONS, STATES)
+    log_emission[1, -1, 1] = -250.0
+    moved = convert(factors_of(moves(), log_emission, start=-1.0), device=device, dtype=torch.float32)
+    prepared = dense.prepare(moved.log_tiles[0], moved.log_inits, "highest")
+    run = dense.forward(prepared, dense.text_of(moved), "highest", keep=False, method="persistent", tiling=SMALL)
+    assert run.underflow.tolist() == [False, True]
+
+
+def in_one_block(factors: Factors) -> BlockedFactors:
+    """The same of a table, all of whose states are of one block."""
+    only = torch.zeros_like(factors.tile_of)
+    return BlockedFactors(
+        log_previous=factors.log_previous,
+        log_inits=factors.log_inits,
+        init_of=factors.init_of,
+        transition=TableTransition(factors.log_tiles[0]).operands(),
+        source_group=only,
+        target_group=only,
+        log_emission=factors.log_emission,
+        lengths=factors.lengths,
+    )
+
+
+@pytest.mark.parametrize("factors", [factors for factors, _ in LOST.values()], ids=LOST)
+def test_the_blocked_kernels_tell_of_a_state_that_is_lost(factors: Factors, device: str) -> None:
+    blocked = in_one_block(factors)
+    run = blocked_recursion_by_kernels(moved_to(blocked, device), "highest")
+    expected, _ = blocked_reference.blocked_recursion(moved_to(blocked, device, torch.float64))
+    wrong = (run.token_log_probs.double() - expected).abs().amax(1) > 1e-3
+    assert wrong.tolist() == [False, True]
+    assert run.underflow[1]
+
+
+def test_the_blocked_kernels_tell_of_features_that_lose_a_state(device: str) -> None:
+    """State 1 is moved to by exp(-220) alone; beneath it all that happens is as likely as can be."""
+    given, _ = LOST["by a move"]
+    out = torch.eye(STATES)
+    logits = torch.where(given.log_tiles[0] == NEVER, -300.0, given.log_tiles[0])
+    transition = SoftmaxTransition(out, logits.T.contiguous(), logits.logsumexp(1))
+    for factors, lost in [
+        (replace(in_one_block(given), transition=transition.operands()), True),
+        (replace(in_one_block(given), transition=transition.operands(), init_of=torch.zeros(2, POSITIONS).long()), False),
+    ]:
+        run = blocked_recursion_by_kernels(moved_to(factors, device), "highest")
+        expected, _ = blocked_reference.blocked_recursion(moved_to(factors, device, torch.float64))
+        wrong = (run.token_log_probs.double() - expected).abs().amax(1) > 1e-3
+        assert bool(wrong[1]) == lost
+        assert bool(run.underflow[1]) == lost

@@ -46,7 +46,7 @@ class Prepared:
     tile: Float[Tensor, "K K"]
     """2^32 exp(log A - peak), as the matrix products read it."""
     extent: Float[Tensor, " 3"]
-    """The smallest and the largest log A, and the smallest that is possible."""
+    """The smallest log A that is possible, the largest, and the smallest of all."""
     log_inits: Float[Tensor, "I K"]
 
 
@@ -140,7 +140,7 @@ def forward(
     parts = cdiv(states, tiling.columns)
     slots = length + 1 if keep else 2
     messages = torch.empty(slots, size, states, device=device)
-    lows = torch.empty(length, size, parts, device=device)
+    lows = torch.empty(2, length, size, parts, device=device)
     if method == "resident":
         operand, sums = _awaited(length + 1, size, states, parts, prepared.tile)
     else:

@@ -55,22 +55,22 @@ def bounded(value):
 @triton.jit
 @no_type_check
 def extremes(log_tile, parts, count, BLOCK: tl.constexpr):
-    """Of each program's share the smallest entry, the largest, and the smallest that is possible."""
+    """Of each program's share the smallest possible entry, the largest, and the smallest of all."""
     low = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
-    low_possible = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
+    lowest = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
     high = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     programs = tl.num_programs(0).to(tl.int64)
     for piece in range(tl.program_id(0).to(tl.int64), tl.cdiv(count, BLOCK), programs):
         at = piece * BLOCK + tl.arange(0, BLOCK)
         value = tl.load(log_tile + at, mask=at < count, other=float("inf"))
-        low = tl.minimum(low, value)
-        low_possible = tl.minimum(low_possible, tl.where(value == float("-inf"), float("inf"), value))
+        lowest = tl.minimum(lowest, value)
+        low = tl.minimum(low, tl.where(value == float("-inf"), float("inf"), value))
         value = tl.where(at < count, value, float("-inf"))
         # What is no number must not be passed over.
         high = tl.maximum(high, tl.where(value == value, value, float("inf")))
     tl.store(parts + tl.program_id(0), tl.min(low, axis=0))
     tl.store(parts + programs + tl.program_id(0), tl.max(high, axis=0))
-    tl.store(parts + 2 * programs + tl.program_id(0), tl.min(low_possible, axis=0))
+    tl.store(parts + 2 * programs + tl.program_id(0), tl.min(lowest, axis=0))
 
 
 @triton.jit
@@ -88,8 +88,8 @@ def exp_tile(log_tile, parts, num_parts, extent, factor, result, count, TIMES: t
         if tl.program_id(0) == 0:
             tl.store(extent, low)
             tl.store(extent + 1, peak)
-            possible = tl.load(parts + 2 * num_parts + part, mask=part < num_parts, other=float("inf"))
-            tl.store(extent + 2, tl.min(possible, axis=0))
+            lowest = tl.load(parts + 2 * num_parts + part, mask=part < num_parts, other=float("inf"))
+            tl.store(extent + 2, tl.min(lowest, axis=0))
     peak = finite_or_zero(peak)
     value = lifted_exp(tl.load(log_tile + at, mask=at < count, other=float("-inf")) - peak)
     if TIMES:
