@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch, Boundary, Starts, window_emission, window_factors, window_starts
 from vlhmm.ops.message_recursion import message_recursion
-from vlhmm.ops.recursion import recursion
+from vlhmm.ops.recursion import Watched, recursion
 from vlhmm.records import convert
 from vlhmm.tables import AnyTables, Belief
 from vlhmm.transitions import Transition
@@ -20,10 +19,8 @@ def by_products(tables: AnyTables) -> bool:
     return tables.support.dense and tables.transition.by_products
 
 
-def product_window(
-    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
-    """log p(x_t | x_<t) and the last log message; sequences with underflow are done again by tiles, in float64."""
+def product_window(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
+    """log p(x_t | x_<t) and the last log message; sequences with underflow, which are told of, are done again by tiles in float64."""
     log_emission = window_emission(tables, batch)
     starts = window_starts(tables, batch, belief)
     if belief is not None and boundary is not None:
@@ -39,13 +36,14 @@ def product_window(
     )
     rows = run.underflow.nonzero()[:, 0]
     if not rows.numel():
-        return run.token_log_probs, run.log_last
+        return run
     factors = window_factors(tables, batch, belief, boundary, log_emission).sequences(rows)
     again = recursion(convert(factors, dtype=torch.float64), "highest")
     dtype = run.token_log_probs.dtype
     return (
         run.token_log_probs.index_copy(0, rows, again[0].to(dtype)),
         run.log_last.index_copy(0, rows, again[1].to(dtype)),
+        run.underflow,
     )
 
 

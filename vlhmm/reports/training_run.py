@@ -178,6 +178,7 @@ def training_run(
             figures=figures,
             learning_curve=curve,
             stages=() if taught is None else taught.records,
+            underflow_sequences=stopped.underflow_sequences,
         )
         atomic_write(folder.path / RESULTS, (json.dumps(as_values(results), indent=2) + "\n").encode())
     return results

@@ -216,7 +216,7 @@ class GradientTask:
     def loss(self) -> float:
         if self.given is not None and self.joint:
             self.given.label.require_sound()
-        loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
+        loss, norm = self.stepper.read_loss(), float(self.stepper.gradient_norm)
         waiting.check(self.device)
         if loss == math.inf:
             rows = torch.arange(self.settings.batch_size, device=self.device)
@@ -240,6 +240,7 @@ class GradientTask:
                 raise diverged(f"{name} is no longer finite", self.step, self.num_steps, self.out)
 
     def step_record(self, losses: Sequence[float]) -> dict[str, Any]:
+        underflow = self.stepper.underflow.total
         return {
             "kind": "step",
             "step": self.step,
@@ -247,6 +248,7 @@ class GradientTask:
             "perplexity": math.exp(math.fsum(losses) / len(losses)),
             "learning_rate": self.learning_rate(),
             **({"objective": "p(x, z)"} if self.joint else {}),
+            **({"underflow_sequences": underflow} if underflow else {}),
         }
 
     def extra_events(self) -> Sequence[Stopped]:
@@ -281,7 +283,8 @@ class GradientTask:
         self.model.load_state_dict(self.best.weights)
 
     def closing_event(self, stopped: Stopped) -> Stopped:
-        return stopped
+        self.stepper.read_loss()
+        return replace(stopped, underflow_sequences=self.stepper.underflow.total)
 
     def save_best(self) -> None:
         if self.out is not None and not self.best.is_saved:
@@ -294,6 +297,7 @@ class GradientTask:
             "step": self.step,
             "plateau": asdict(self.plateau),
             "best_perplexity": self.best.perplexity,
+            "underflow_sequences": self.stepper.underflow.total,
             "about": self.about,
         }
 
@@ -303,6 +307,7 @@ class GradientTask:
         self.plateau = replace(self.plateau, **values["plateau"])
         last_epoch = (self.step - 1) // self.steps_per_epoch
         self.stepper.restore(tensors, self.step, self.settings.dropout_in(last_epoch))
+        self.stepper.underflow.restore(values.get("underflow_sequences", 0), self.step * self.settings.batch_size)
         self.best.restore(tensors, values["best_perplexity"], self.device)
 
     def _check_same_run(self, about: dict[str, Any], step: int) -> None:

@@ -25,6 +25,7 @@ from vlhmm.ops.clipping import clip_gradients
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
 from vlhmm.training.settings import TrainSettings
+from vlhmm.training.underflow import UnderflowWatch, in_capture, revived
 
 SMALL = 1 << 18
 """Numbers of a tensor: with fewer a launch of its own costs more than moving them twice."""
@@ -70,6 +71,9 @@ class Step:
         self.static_shapes = False
         """Whether the last step can be captured in a graph: nothing of it waited for the device."""
         self.count = 0
+        self.underflow = UnderflowWatch(device)
+        self._last_loss = math.inf
+        """That was read."""
         self._states: Tensor | None = None
         """Given ones, while steps maximize p(x, z): that of the last window's last token, then those of this window."""
         self._kept: Tensor | None
@@ -152,7 +156,7 @@ class Step:
             return [parameter.grad for parameter in self.parameters]
 
         steady = fresh == (self.settings.windows == "independent")
-        grads = self._gradients(gradients, eagerly=not steady)
+        grads = self._gradients(gradients, eagerly=not steady or self.underflow.eagerly)
         if steady and not self.static_shapes:
             # As this step has found: a fresh window may be static where one that goes on from another is not.
             self._forget_graphs()
@@ -193,8 +197,10 @@ class Step:
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
         self._backward(scored.token_log_probs)
+        self.underflow.add(scored.underflow)
+        log_last = scored.belief.log_probs.detach()
         self._belief.token.copy_(scored.belief.token)
-        self._belief.log_probs.copy_(scored.belief.log_probs.detach())
+        self._belief.log_probs.copy_(revived(log_last) if in_capture(log_last.device) else log_last)
 
     def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
         """log p(x_t, z_t | z_t-1). All states take part, whatever the dropout: a token's own must not be missing."""
@@ -243,6 +249,21 @@ class Step:
             moves = torch._foreach_sub(current, averages)
             torch._foreach_mul_(moves, self._average_weight)
             torch._foreach_add_(averages, moves)
+
+    def read_loss(self) -> float:
+        """The loss of the last step, and how many sequences have underflowed so far: waits for the device.
+
+        In a graph what underflows looks like what is impossible. There such sequences do not count, and the next steps are eager, which tells.
+        """
+        loss = float(self.loss)
+        self.underflow.read(self.count * self.settings.batch_size)
+        if loss == math.inf and self._gradients.replayed:
+            self.underflow.eagerly = True
+            of_rows = self.token_log_probs.mean(1)
+            others = of_rows[of_rows > -math.inf]
+            loss = -float(others.mean()) if others.numel() else self._last_loss
+        self._last_loss = loss
+        return loss
 
     def state(self) -> dict[str, Tensor]:
         """All of it as named tensors."""

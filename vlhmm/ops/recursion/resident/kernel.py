@@ -15,8 +15,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.recursion.exponentials.kernel import bounded, emission_weight
-from vlhmm.ops.recursion.kernel import SMALLEST_NORMAL, carried_back, inverse_of, reached_by, store_least
+from vlhmm.ops.recursion.exponentials.kernel import SMALLEST_NORMAL, bounded, emission_weight
+from vlhmm.ops.recursion.kernel import carried_back, inverse_of, reached_by, store_least
 from vlhmm.ops.waiting.kernel import report
 
 
