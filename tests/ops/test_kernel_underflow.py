@@ -129,7 +129,10 @@ def test_the_blocked_kernels_tell_of_features_that_lose_a_state(device: str) -> 
     transition = SoftmaxTransition(out, logits.T.contiguous(), logits.logsumexp(1))
     for factors, lost in [
         (replace(in_one_block(given), transition=transition.operands()), True),
-        (replace(in_one_block(given), transition=transition.operands(), init_of=torch.zeros(2, POSITIONS).long()), False),
+        (
+            replace(in_one_block(given), transition=transition.operands(), init_of=torch.zeros(2, POSITIONS).long()),
+            False,
+        ),
     ]:
         run = blocked_recursion_by_kernels(moved_to(factors, device), "highest")
         expected, _ = blocked_reference.blocked_recursion(moved_to(factors, device, torch.float64))

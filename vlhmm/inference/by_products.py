@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from vlhmm.inference.gather import Batch, Boundary, Starts, window_emission, window_factors, window_starts
 from vlhmm.ops.message_recursion import message_recursion
@@ -32,7 +32,8 @@ def product_window(tables: AnyTables, batch: Batch, belief: Belief | None, bound
         starts.init_of,
         log_emission,
         batch.lengths,
-        has_zeros=_has_zeros(tables.transition),
+        least_move=_least_move(tables.transition, possible=False),
+        least_possible_move=_least_move(tables.transition, possible=True),
     )
     rows = run.underflow.nonzero()[:, 0]
     if not rows.numel():
@@ -60,6 +61,12 @@ def _entered(starts: Starts, belief: Belief, boundary: Boundary) -> Starts:
     return replace(starts, log_inits=torch.cat([starts.log_inits, log_entered]), init_of=init_of)
 
 
-def _has_zeros(transition: Transition) -> bool:
-    """Whether a stored probability is zero or underflows to it."""
-    return any(bool(log_probs.detach().amin().exp() == 0) for _, log_probs in transition.distributions())
+def _least_move(transition: Transition, *, possible: bool) -> float:
+    """The product of the smallest entry of every stored distribution, or the smallest that is possible."""
+    least = 1.0
+    for _, log_probs in transition.distributions():
+        smallest = log_probs.detach()
+        if possible:
+            smallest = torch.where(smallest == -torch.inf, 0.0, smallest)
+        least *= math.exp(float(smallest.amin()))
+    return least

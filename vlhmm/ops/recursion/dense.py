@@ -417,7 +417,16 @@ def _begin(prepared: Prepared, text: Text, message: Tensor, operand: Tensor, sum
     )
     block = min(4096, power_of_2(states))
     factors_kernel.scale_rows[(num_inits + size,)](
-        *(prepared.log_inits, begun.inits, begun.init_peak, text.log_previous, message, operand, sums, begun.least_before),
+        *(
+            prepared.log_inits,
+            begun.inits,
+            begun.init_peak,
+            text.log_previous,
+            message,
+            operand,
+            sums,
+            begun.least_before,
+        ),
         *(num_inits, states, sums.shape[1]),
         PARTS=power_of_2(sums.shape[1]),
         BLOCK=block,
