@@ -167,7 +167,7 @@ def test_every_captured_step_counts_them_and_makes_way(
         step.read_loss()
         assert step._gradients.replayed
         assert step.underflow.total == 0
-        for number in range(2):
+        for _ in range(2):
             step(LOST, 0.0, fresh=False)
             assert step._gradients.replayed
             assert all(parameter.grad.isfinite().all() for parameter in step.parameters)
