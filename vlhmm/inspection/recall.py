@@ -145,7 +145,5 @@ def _log_product(log_messages: Float[Tensor, "B C K"], log_tiles: Float[Tensor, 
     """log of messages times tiles, a few contexts at a time."""
     size, _, states = log_messages.shape
     at_once = max(1, ROW_BYTES // (8 * size * states**2))
-    parts = [
-        (part[..., None] + log_tiles[:, None]).logsumexp(2) for part in log_messages.split(at_once, dim=1)
-    ]
+    parts = [(part[..., None] + log_tiles[:, None]).logsumexp(2) for part in log_messages.split(at_once, dim=1)]
     return torch.cat(parts, dim=1)
