@@ -27,7 +27,7 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts, as_table
 from vlhmm.support import Support
 from vlhmm.tables import Tables
-from vlhmm.transitions import TableTransition
+from vlhmm.transitions import log_table
 from vlhmm.validate import as_integers, as_sequences
 
 PARAMS = {"s": "start", "t": "transition", "e": "emission"}
@@ -142,8 +142,7 @@ def randomized(tables: Tables, fixed: Fixed, generator: torch.Generator | None) 
 def fixed_of(tables: Tables, masks: Mapping[str, Tensor | bool]) -> Fixed:
     """The masks in the layout of the tables, zeros always among them."""
     tables = as_table(tables)
-    assert isinstance(tables.transition, TableTransition)
-    parts = {"start": tables.log_start, "transition": tables.transition.log_prob, "emission": tables.log_emission}
+    parts = {"start": tables.log_start, "transition": log_table(tables.transition), "emission": tables.log_emission}
     found: dict[str, Bool[Tensor, ...]] = {}
     for name, log_probs in parts.items():
         mask = masks.get(name, False)

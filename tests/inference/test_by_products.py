@@ -68,6 +68,25 @@ def test_what_underflows_in_float32_is_done_again_in_float64() -> None:
     assert hmm.log_prob([[0, 1, 0]], parallel=False).item() == -torch.inf
 
 
+@pytest.mark.parametrize("away", [-150.0, -torch.inf])
+@pytest.mark.parametrize("window", [None, 1, 2])
+def test_a_state_that_is_lost_by_a_product_and_explains_the_rest_is_not_forgotten(
+    away: float, window: int | None
+) -> None:
+    """exp(-60) of a start and exp(-60) of a word are numbers of float32, their product is not."""
+    factor = torch.tensor([[0.0, away], [away, 0.0]]).log_softmax(1)
+    words = torch.tensor([[-0.7, -60.0], [-60.0, -0.7]])
+    rest = torch.log(-torch.expm1(words.logsumexp(0, keepdim=True)))
+    tables = Tables(
+        dense_support(3, 2), torch.tensor([0.0, -60.0]), LowRankTransition(factor, factor), torch.cat([words, rest])
+    )
+    batch = Batch(torch.tensor([[0, 1, 1, 1, 1]]), torch.tensor([5]))
+    found = score(tables, batch, window=window)
+    assert float(found.token_log_probs.sum()) == pytest.approx(-60 - 60 - 4 * 0.7, rel=1e-6)
+    if window is None:
+        assert found.underflow.tolist() == [True]
+
+
 def test_a_carried_belief_goes_on_as_the_whole_text() -> None:
     _, tables = random_hmm(Kind("dense", "low-rank", reset=True), seed=5)
     hmm = vlhmm.HMM(tables)

@@ -11,7 +11,9 @@ from texts import as_text, result
 
 import vlhmm
 from vlhmm.inspection.recall import Recall, Stationary, recall, stationary
+from vlhmm.support import dense_support
 from vlhmm.tables import Tables
+from vlhmm.transitions import TableTransition
 
 LONGEST = 3
 
@@ -93,3 +95,32 @@ def test_contexts_that_the_text_cannot_have_are_refused(longest: int, message: s
     _, tables = random_hmm(Kind("dense", "table", reset=False), 1)
     with pytest.raises(ValueError, match=message):
         recalled(tables, [0, 1, 0, 1], np.ones(tables.num_states), longest)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EVERY_KIND if kind.ugly], ids=str)
+def test_what_is_too_small_for_float64_is_not_lost(kind: Kind) -> None:
+    """Also where a text has a probability of 1e-1000: the oracle sums over paths in log space."""
+    oracle, tables = random_hmm(kind, 0)
+    random = np.random.default_rng(0)
+    ids = oracle.rare_sentence(6, random)
+    hmm = vlhmm.HMM(tables)
+    found = recalled(tables, ids, oracle.start, longest=1).log_probs
+    pairs = [ids[t - 1 : t + 1] for t in range(1, len(ids))]
+    begun = [float(hmm.log_prob(pair[None]) - hmm.log_prob(pair[None, :1])) for pair in pairs]
+    close(found[1], np.array(sum(begun)))
+    apart = [float(hmm.log_prob(pair[None, 1:])) for pair in pairs]
+    close(found[0], np.array(sum(apart)))
+
+
+def test_a_state_that_float64_loses_is_not_forgotten() -> None:
+    """exp(-500) of a start and exp(-500) of a word: no product of them is a number, and yet it explains all that follows."""
+    far = -500.0
+    words = torch.tensor([[-0.7, far], [far, -0.7]], dtype=torch.float64)
+    rest = torch.log(-torch.expm1(words.logsumexp(0, keepdim=True)))
+    stay = torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]], dtype=torch.float64)
+    tables = Tables(
+        dense_support(3, 2), torch.tensor([0.0, far]).double(), TableTransition(stay), torch.cat([words, rest])
+    )
+    found = recalled(tables, [0, 1, 1, 1, 1], tables.log_start.exp().numpy(), longest=4)
+    # After all but the last word: surely state 1, of which the paths are 2 far, not 3.
+    assert float(found.log_probs[4]) == pytest.approx(-0.7, rel=1e-9)

@@ -283,7 +283,9 @@ def softmax_factors(seed: int, spread: float) -> Factors:
 
 
 def test_a_tile_as_sharp_as_exp_of_minus_100_is_no_reason_for_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    factors = softmax_factors(5, 22.0)
+    """With words that are not so sharp as well: what then underflows is less than any state gets at the next step."""
+    mild = random_factors(5, 3, 5, 19)
+    factors = replace(softmax_factors(5, 22.0), log_emission=mild.log_emission, log_previous=mild.log_previous)
     assert -109 < float(factors.log_tiles.amin() - factors.log_tiles.amax()) < -87
     assert not forward(convert(factors, dtype=torch.float32), "highest", tiling=SMALL).underflow.any()
     assert_equal_to_reference(factors, monkeypatch)

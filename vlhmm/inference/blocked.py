@@ -12,7 +12,7 @@ from vlhmm.inference.gather import Batch, Boundary, log_inits, log_previous, win
 from vlhmm.ops import dispatch
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion
 from vlhmm.ops.groups.of_window import window_groups
-from vlhmm.ops.recursion import recursion
+from vlhmm.ops.recursion import Watched, recursion
 from vlhmm.tables import AnyTables, Belief
 
 
@@ -33,26 +33,26 @@ def _read_by_kernels(tables: AnyTables) -> bool:
     return tables.support.partition or not (operands.is_table or operands.per_block)
 
 
-def blocked_window(
-    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
+def blocked_window(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
     """log p(x_t | x_<t) and the last log message; sequences with a number near the smallest of its type are done again plainly.
 
-    Nothing here waits for the GPU while a graph is captured, so there such a number goes unnoticed.
+    Nothing here waits for the GPU while a graph is captured, so there they are only told of: the third result.
     """
     run = blocked_recursion(blocked_factors(tables, batch, belief, boundary), tables.precision)
+    unlooked = run.token_log_probs, run.log_last, run.underflow
     if torch.cuda.is_current_stream_capturing():
-        return run.token_log_probs, run.log_last
+        return unlooked
     rows = run.underflow.nonzero()[:, 0]
     if not len(rows):
-        return run.token_log_probs, run.log_last
+        return unlooked
     if boundary is not None or run.token_log_probs.requires_grad:
         # A boundary has rows for every sequence, and nothing shall flow back through numbers that vanished.
-        return plain_window(tables, batch, belief, boundary)
+        return *plain_window(tables, batch, belief, boundary), run.underflow
     part = batch.of(rows)
     carried = None if belief is None else belief.of(rows)
     log_probs, log_last = plain_window(tables, part, carried, None)
-    return run.token_log_probs.index_copy(0, rows, log_probs), run.log_last.index_copy(0, rows, log_last)
+    log_probs, log_last = run.token_log_probs.index_copy(0, rows, log_probs), run.log_last.index_copy(0, rows, log_last)
+    return log_probs, log_last, run.underflow
 
 
 def plain_window(

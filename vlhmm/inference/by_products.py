@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from vlhmm.inference.gather import Batch, Boundary, Starts, window_emission, window_factors, window_starts
 from vlhmm.ops.message_recursion import message_recursion
-from vlhmm.ops.recursion import recursion
+from vlhmm.ops.recursion import Watched, recursion
 from vlhmm.records import convert
 from vlhmm.tables import AnyTables, Belief
 from vlhmm.transitions import Transition
@@ -20,10 +19,8 @@ def by_products(tables: AnyTables) -> bool:
     return tables.support.dense and tables.transition.by_products
 
 
-def product_window(
-    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
-    """log p(x_t | x_<t) and the last log message; sequences with underflow are done again by tiles, in float64."""
+def product_window(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
+    """log p(x_t | x_<t) and the last log message; sequences with underflow, which are told of, are done again by tiles in float64."""
     log_emission = window_emission(tables, batch)
     starts = window_starts(tables, batch, belief)
     if belief is not None and boundary is not None:
@@ -35,17 +32,19 @@ def product_window(
         starts.init_of,
         log_emission,
         batch.lengths,
-        has_zeros=_has_zeros(tables.transition),
+        least_move=_least_move(tables.transition, possible=False),
+        least_possible_move=_least_move(tables.transition, possible=True),
     )
     rows = run.underflow.nonzero()[:, 0]
     if not rows.numel():
-        return run.token_log_probs, run.log_last
+        return run
     factors = window_factors(tables, batch, belief, boundary, log_emission).sequences(rows)
     again = recursion(convert(factors, dtype=torch.float64), "highest")
     dtype = run.token_log_probs.dtype
     return (
         run.token_log_probs.index_copy(0, rows, again[0].to(dtype)),
         run.log_last.index_copy(0, rows, again[1].to(dtype)),
+        run.underflow,
     )
 
 
@@ -62,6 +61,12 @@ def _entered(starts: Starts, belief: Belief, boundary: Boundary) -> Starts:
     return replace(starts, log_inits=torch.cat([starts.log_inits, log_entered]), init_of=init_of)
 
 
-def _has_zeros(transition: Transition) -> bool:
-    """Whether a stored probability is zero or underflows to it."""
-    return any(bool(log_probs.detach().amin().exp() == 0) for _, log_probs in transition.distributions())
+def _least_move(transition: Transition, *, possible: bool) -> float:
+    """The product of the smallest entry of every stored distribution, or the smallest that is possible."""
+    least = 1.0
+    for _, log_probs in transition.distributions():
+        smallest = log_probs.detach()
+        if possible:
+            smallest = torch.where(smallest == -torch.inf, 0.0, smallest)
+        least *= math.exp(float(smallest.amin()))
+    return least

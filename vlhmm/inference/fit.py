@@ -17,7 +17,7 @@ from vlhmm.inference.small import small_queries
 from vlhmm.ops.emission import normalize_over_words
 from vlhmm.support import Support
 from vlhmm.tables import Tables
-from vlhmm.transitions import TableTransition
+from vlhmm.transitions import TableTransition, log_table
 
 TOKENS_AT_ONCE = 1 << 14
 """Sequences are scored in batches of about this many tokens."""
@@ -96,8 +96,7 @@ class Fixed:
 
 
 def _logs(tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
-    assert isinstance(tables.transition, TableTransition)
-    return tables.log_start, tables.transition.log_prob, tables.log_emission
+    return tables.log_start, log_table(tables.transition), tables.log_emission
 
 
 def batches(sequences: Sequence[Tensor], tokens_at_once: int = TOKENS_AT_ONCE) -> Iterator[tuple[list[int], Batch]]:
@@ -130,14 +129,15 @@ def total_counts(tables: Tables, numbered: Iterable[tuple[Sequence[int], Batch]]
 
 def maximized(counts: Counts, tables: Tables, pseudocount: float = 0.0) -> Tables:
     """The tables under which the counts, each with `pseudocount` more, are most likely; a row without any stays as it is."""
-    assert isinstance(tables.transition, TableTransition)
     start, transition, emission = (
         values + pseudocount for values in (counts.start, counts.transition, counts.emission)
     )
     return replace(
         tables,
         log_start=_log_ratio(start, start.sum(), tables.log_start),
-        transition=TableTransition(_log_ratio(transition, transition.sum(1, keepdim=True), tables.transition.log_prob)),
+        transition=TableTransition(
+            _log_ratio(transition, transition.sum(1, keepdim=True), log_table(tables.transition))
+        ),
         log_emission=_log_ratio(emission, state_totals(emission, tables.support), tables.log_emission),
     )
 
@@ -156,8 +156,6 @@ def state_totals(per_word: Float[Tensor, "X K"], support: Support) -> Float[Tens
 
 def mixed(new: Tables, old: Tables, rate: float) -> Tables:
     """rate * new + (1 - rate) * old, in probabilities: the step of mini-batch Baum-Welch."""
-    assert isinstance(new.transition, TableTransition)
-    assert isinstance(old.transition, TableTransition)
 
     def mix(one: Tensor, other: Tensor) -> Tensor:
         return (rate * one.exp() + (1 - rate) * other.exp()).log()
@@ -165,7 +163,7 @@ def mixed(new: Tables, old: Tables, rate: float) -> Tables:
     return replace(
         new,
         log_start=mix(new.log_start, old.log_start),
-        transition=TableTransition(mix(new.transition.log_prob, old.transition.log_prob)),
+        transition=TableTransition(mix(log_table(new.transition), log_table(old.transition))),
         log_emission=mix(new.log_emission, old.log_emission),
     )
 

@@ -15,7 +15,7 @@ from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import recursion
 from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
-from vlhmm.transitions import TableTransition
+from vlhmm.transitions import TableTransition, is_table, log_table
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Counts:
 
 def as_table(tables: Tables) -> Tables:
     """The same HMM with its transition stored whole."""
-    if isinstance(tables.transition, TableTransition):
+    if is_table(tables.transition):
         return tables
     require_memory(
         tables.num_states**2 * tables.log_emission.element_size(),
@@ -146,10 +146,9 @@ def as_table(tables: Tables) -> Tables:
 def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor, "B T"]]:
     """The gradient of log p(x) in the log tables, and log p(x_t | x_<t)."""
     tables = as_table(tables)
-    assert isinstance(tables.transition, TableTransition)
     with torch.enable_grad():
         start = tables.log_start.detach().requires_grad_()
-        table = tables.transition.log_prob
+        table = log_table(tables.transition)
         # A view: what an implementation keeps of the table serves here too.
         transition = (table.detach() if table.requires_grad else table.view_as(table)).requires_grad_()
         emission = tables.log_emission.detach().requires_grad_()

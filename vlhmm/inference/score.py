@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlhmm.inference.blocked import blocked_window, kernels_take
 from vlhmm.inference.by_products import by_products, product_window
 from vlhmm.inference.gather import Batch, Boundary, default_window, window_factors, window_for, windows
-from vlhmm.ops.recursion import filtered, kernels_run, recursion
+from vlhmm.ops.recursion import Watched, filtered, kernels_run, watched_recursion
 from vlhmm.records import shown
 from vlhmm.support import Support
 from vlhmm.tables import AnyTables, Belief, Tables
@@ -23,6 +23,8 @@ class Scored:
     token_log_probs: Float[Tensor, "B T"]
     """log p(x_t | x_<t), 0 past the length."""
     belief: Belief
+    underflow: Bool[Tensor, " B"]
+    """Sequences that were done again in a wider range; while a graph is captured, that ought to have been."""
 
 
 def score(
@@ -38,26 +40,27 @@ def score(
     """
     window = window or default_window(tables, batch.tokens.shape[0])
     if batch.num_positions <= window:
-        token_log_probs, log_last = _window(tables, batch, belief, boundary)
-        return Scored(token_log_probs, Belief(batch.last_tokens(), log_last))
+        token_log_probs, log_last, underflow = _window(tables, batch, belief, boundary)
+        return Scored(token_log_probs, Belief(batch.last_tokens(), log_last), underflow)
     parts: list[Tensor] = []
     # Sequences end in different windows: each keeps the belief it had at its end.
     log_last = tables.log_start.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
-    token = batch.tokens[:, 0]
+    token, underflow = batch.tokens[:, 0], torch.zeros_like(batch.lengths, dtype=torch.bool)
     for first, rows, part in windows(batch, window):
         carried = Belief(token, log_last).of(rows) if first else belief and belief.of(rows)
         entering = boundary if first == 0 else None
         if torch.is_grad_enabled():
-            log_probs, part_last = _checkpointed(tables, part, carried, entering)
+            log_probs, part_last, part_underflow = _checkpointed(tables, part, carried, entering)
         else:
-            log_probs, part_last = _window(tables, part, carried, entering)
+            log_probs, part_last, part_underflow = _window(tables, part, carried, entering)
+        underflow = underflow.index_copy(0, rows, underflow[rows] | part_underflow)
         whole = log_probs.new_zeros(batch.tokens.shape[0], log_probs.shape[1])
         parts.append(whole.index_copy(0, rows, log_probs))
         log_last = log_last.index_copy(0, rows, part_last)
         token = token.index_copy(0, rows, part.last_tokens())
     # Where every sequence has ended there are no windows.
     scored = torch.nn.functional.pad(torch.cat(parts, dim=1), (0, batch.num_positions - first - part.num_positions))
-    return Scored(scored, Belief(token, log_last))
+    return Scored(scored, Belief(token, log_last), underflow)
 
 
 def reads_positions(support: Support, dtype: torch.dtype, batch: Batch) -> bool:
@@ -78,28 +81,24 @@ def can_be_captured(tables: AnyTables, batch: Batch) -> bool:
     return kernels_take(tables) or (tables.support.dense and kernels_run(tables.dtype, tables.device))
 
 
-def _window(
-    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
-    """log p(x_t | x_<t) and the last log message of one window, by the kernels where they apply."""
+def _window(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
+    """log p(x_t | x_<t), the last log message and which sequences underflow, of one window, by the kernels where they apply."""
     if kernels_take(tables):
         return blocked_window(tables, batch, belief, boundary)
     if by_products(tables):
         return product_window(tables, batch, belief, boundary)
-    return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
+    return watched_recursion(window_factors(tables, batch, belief, boundary), tables.precision)
 
 
-def _checkpointed(
-    tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
-) -> tuple[Tensor, Tensor]:
+def _checkpointed(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
     """One window whose factors are made again in the backward pass, so that only beliefs are kept of a long text."""
     log_probs = None if belief is None else belief.log_probs
 
-    def run(log_probs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(log_probs: Tensor | None) -> Watched:
         carried = None if belief is None or log_probs is None else Belief(belief.token, log_probs)
         return _window(tables, batch, carried, boundary)
 
-    result: tuple[Tensor, Tensor] = checkpoint(run, log_probs, use_reentrant=False, preserve_rng_state=False)
+    result: Watched = checkpoint(run, log_probs, use_reentrant=False, preserve_rng_state=False)
     return result
 
 

@@ -18,6 +18,10 @@ ROW_BYTES = 1 << 26
 """Transition rows are made this many bytes at a time."""
 
 
+LEAST_LOG_PRODUCT = -600.0
+"""A product of probabilities that is larger is precise in float64, whose smallest number is exp(-708)."""
+
+
 @dataclass(frozen=True)
 class Stationary:
     probs: Float[Tensor, " Z"]
@@ -92,11 +96,12 @@ def recall(
     parts = parts_of(tables, tokens, streams, before=longest, after=0)
     counted = parts.counted & (parts.position >= longest)
     size = parts.batch.tokens.shape[0]
-    # Here everything is float64: what is too small for float32 may be all there is.
-    messages = torch.zeros(size, longest, support.states_per_word, dtype=torch.float64, device=tables.device)
+    # In float64, and in logs but for products that cannot underflow: what is too small may be all there is.
+    log_messages = torch.full(
+        (size, longest, support.states_per_word), -torch.inf, dtype=torch.float64, device=tables.device
+    )
     token = parts.batch.tokens[:, 0].clone()
-    begin_by_group = begin.double()[support.states_of_group]
-    tiny = torch.finfo(torch.float64).tiny
+    begin_by_group = begin.double().log()[support.states_of_group]
     total_log_probs, done = torch.zeros(longest + 1, dtype=torch.float64, device=tables.device), 0
     # Tiles lie in memory in both types.
     for first, rows, part in windows(parts.batch, max(1, default_window(tables, size) // 2)):
@@ -104,22 +109,41 @@ def recall(
         if first > 0:
             carried = Belief(token[rows], tables.log_emission.new_zeros(len(rows), support.states_per_word))
         factors = window_factors(tables, part, carried)
-        tiles, inits = factors.log_tiles.double().exp(), factors.log_inits.double().exp()
-        emission = factors.log_emission.double().exp()
+        log_tiles, log_inits = factors.log_tiles.double(), factors.log_inits.double()
+        tiles, least = log_tiles.exp(), _least(log_tiles)
         begun = factors.init_of >= 0
         unknown = begin_by_group[support.group_of_word[part.tokens]]
         counted_here = counted[rows, first : first + part.num_positions]
         for t in range(part.num_positions):
-            tile = tiles if len(tiles) == 1 else tiles[factors.tile_of[:, t]]
-            entered = messages[rows] @ tile
+            which = factors.tile_of[:1, t] if len(tiles) == 1 else factors.tile_of[:, t]
+            before = log_messages[rows]
+            if float(_least(before) + least) > LEAST_LOG_PRODUCT:
+                entered = (before.exp() @ tiles[which]).log()
+            else:
+                entered = _log_product(before, log_tiles[which])
             # After a reset all contexts know the same. Where the text begins nothing is counted yet.
-            entered = torch.where(begun[:, t, None, None], inits[factors.init_of[:, t].clamp(min=0)][:, None], entered)
-            joint = torch.cat([unknown[:, t, None], entered], dim=1) * emission[:, t, None]
-            sums = joint.sum(2)
+            entered = torch.where(
+                begun[:, t, None, None], log_inits[factors.init_of[:, t].clamp(min=0)][:, None], entered
+            )
+            log_joint = torch.cat([unknown[:, t, None], entered], dim=1) + factors.log_emission[:, t, None].double()
+            log_sums = log_joint.logsumexp(2, keepdim=True)
             # A window that has not begun yet has no mass.
-            messages[rows] = (joint / sums[:, :, None].clamp_min(tiny))[:, :longest]
-            total_log_probs += torch.where(counted_here[:, t, None], sums.log(), 0.0).sum(0)
+            log_messages[rows] = (log_joint - torch.where(log_sums == -torch.inf, 0.0, log_sums))[:, :longest]
+            total_log_probs += torch.where(counted_here[:, t, None], log_sums[:, :, 0], 0.0).sum(0)
         token[rows] = part.last_tokens()
         done += int(parts.counted[rows, first : first + part.num_positions].sum())
         yield done
     return Recall(total_log_probs, len(tokens) - longest)
+
+
+def _least(log_probs: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
+    """The smallest that is possible."""
+    return torch.where(log_probs == -torch.inf, 0.0, log_probs).amin()
+
+
+def _log_product(log_messages: Float[Tensor, "B C K"], log_tiles: Float[Tensor, "U K K"]) -> Float[Tensor, "B C K"]:
+    """log of messages times tiles, a few contexts at a time."""
+    size, _, states = log_messages.shape
+    at_once = max(1, ROW_BYTES // (8 * size * states**2))
+    parts = [(part[..., None] + log_tiles[:, None]).logsumexp(2) for part in log_messages.split(at_once, dim=1)]
+    return torch.cat(parts, dim=1)

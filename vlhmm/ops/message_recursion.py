@@ -31,45 +31,54 @@ def message_recursion(
     log_emission: Float[Tensor, "B T Z"],
     lengths: Int[Tensor, " B"],
     *,
-    has_zeros: bool,
+    least_move: float,
+    least_possible_move: float,
 ) -> MessageRun:
     """log p(x_t | x_<t) and the last message, from the factors of `ops.recursion` with `push` in place of tiles.
 
-    `has_zeros`: some probability of the transition is zero, or underflows to it. Without zeros every state reaches every
-    state, and what underflows is outweighed at the next step.
+    `least_move`: no more than the smallest probability of the transition; `least_possible_move`: no more than the smallest product of
+    its factors that is not zero, 0 where that underflows.
     """
     tiny = torch.finfo(log_emission.dtype).tiny
     # A quarter of the exponents is left as a margin above the smallest number.
-    margin = tiny**0.75
+    margin, precise = tiny**0.75, tiny / torch.finfo(log_emission.dtype).eps
     peak = log_emission.detach().amax(2, keepdim=True)
     peak = torch.where(peak.isinf(), 0.0, peak)
     emission, inits, message = (log_emission - peak).exp(), log_inits.exp(), log_previous.exp()
     within = torch.arange(emission.shape[1], device=lengths.device) < lengths[:, None]
     alive = (log_previous > -torch.inf).any(1)
     underflow = ~alive
-    if has_zeros:
-        lost = _lost(log_emission, emission, margin).any(2) & within
-        # Also of the rows that some position begins from.
-        lost = lost | (_lost(log_inits, inits, margin).any(1)[init_of.clamp(min=0)] & (init_of >= 0) & within)
-        underflow = underflow | _lost(log_previous, message, margin).any(1) | lost.any(1)
+    total_before = torch.ones_like(peak[:, 0, 0])
+    # Of the message, the smallest probability of a state that is possible.
+    least = _least(message, log_previous > -torch.inf)
     token_log_probs = []
     for t, (begun, inside) in enumerate(zip((init_of >= 0).unbind(1), within.unbind(1), strict=True)):
-        begin = inits[init_of[:, t].clamp(min=0)] * alive[:, None]
+        init = init_of[:, t].clamp(min=0)
+        begin = inits[init] * alive[:, None]
         moved = begin if bool(begun.all()) else torch.where(begun[:, None], begin, push(message))
+        emits = log_emission[:, t] > -torch.inf
+        # What underflowed in the message is less than tiny over its total, what does on the way less than tiny: it does not matter where
+        # every state that emits the token gets far more. Where one gets nothing it may be impossible, or all has underflowed.
+        faint = (least < margin) | (least * total_before < precise)
+        needed = torch.where(faint, precise / total_before, precise)
+        vanishing = faint | (least * least_possible_move < tiny)
+        small = ~begun & vanishing & (_least(moved, emits) < needed)
         joint = moved * emission[:, t]
         total = joint.sum(1)
-        small = total < margin
-        if has_zeros:
-            small = small | ((joint > 0) & (joint < margin)).any(1)
-        underflow = underflow | (small & inside)
+        underflow = underflow | ((small | (total < margin)) & inside)
         # Clamped, so that the gradient of a sequence that is done again elsewhere is 0 here, not NaN.
         total = total.clamp(min=tiny)
         message = torch.where(inside[:, None], joint / total[:, None], message)
+        reached = emits & torch.where(begun[:, None], log_inits[init] > -torch.inf, moved > 0)
+        least = torch.where(inside, _least(joint, reached) / total.detach(), least)
+        total_before = torch.where(inside, total.detach(), total_before)
         token_log_probs.append(torch.where(inside, total.log() + peak[:, t, 0], 0.0))
+    # Of the token that follows nothing is known.
+    faint = (least < margin) | (least * total_before < precise)
+    underflow = underflow | (faint & (total_before * least_move < precise))
     log_last = torch.where(message > 0, message.clamp(min=tiny).log(), -torch.inf)
     return MessageRun(torch.stack(token_log_probs, dim=1), log_last, underflow)
 
 
-def _lost(log_values: Float[Tensor, "*N"], values: Float[Tensor, "*N"], margin: float) -> Bool[Tensor, "*N"]:
-    """Numbers that are possible, and too small for their type."""
-    return (log_values > -torch.inf) & (values < margin)
+def _least(values: Float[Tensor, "B Z"], possible: Bool[Tensor, "B Z"]) -> Float[Tensor, " B"]:
+    return torch.where(possible, values.detach(), 1.0).amin(1)

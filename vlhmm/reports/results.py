@@ -40,6 +40,8 @@ class RunResults:
     """The file of the picture; None: it was not drawn."""
     stages: tuple[StageRecord, ...] = ()
     """What came before the training on the text alone, each with its seconds; `train_seconds` are of that alone."""
+    underflow_sequences: int = 0
+    """Of training, as `Stopped` tells it."""
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,7 @@ def training_run(
             figures=figures,
             learning_curve=curve,
             stages=() if taught is None else taught.records,
+            underflow_sequences=stopped.underflow_sequences,
         )
         written = (json.dumps(as_values(results), indent=2) + "\n").encode()
         folder.write(lambda: atomic_write(folder.path / RESULTS, written))

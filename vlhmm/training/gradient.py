@@ -256,7 +256,7 @@ class GradientTask:
     def loss(self) -> float:
         if self.given is not None and self.joint:
             self.given.label.require_sound()
-        loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
+        loss, norm = self.stepper.read_loss(), float(self.stepper.gradient_norm)
         if self.local_steps > 1:
             part = torch.tensor(loss * len(self.stepper.rows) / self.settings.batch_size, dtype=torch.float64)
             loss = float(sum_in_order(part, self.here, f"step {self.step}"))
@@ -286,6 +286,7 @@ class GradientTask:
         require_same_weights(self.model, self.here, self.step)
 
     def step_record(self, losses: Sequence[float]) -> dict[str, Any]:
+        underflow = self.stepper.underflow.total
         return {
             "kind": "step",
             "step": self.step,
@@ -293,6 +294,7 @@ class GradientTask:
             "perplexity": math.exp(math.fsum(losses) / len(losses)),
             "learning_rate": self.learning_rate(),
             **({"objective": "p(x, z)"} if self.joint else {}),
+            **({"underflow_sequences": underflow} if underflow else {}),
         }
 
     def extra_events(self) -> Sequence[Stopped]:
@@ -328,7 +330,8 @@ class GradientTask:
         self.model.load_state_dict(self.best.weights)
 
     def closing_event(self, stopped: Stopped) -> Stopped:
-        return stopped
+        self.stepper.read_loss()
+        return replace(stopped, underflow_sequences=self.stepper.underflow.total)
 
     def save_best(self) -> None:
         out, weights = self.out, self.best.weights
@@ -346,6 +349,7 @@ class GradientTask:
             "step": self.step,
             "plateau": asdict(self.plateau),
             "best_perplexity": self.best.perplexity,
+            "underflow_sequences": self.stepper.underflow.total,
             "about": self.about,
         }
 
@@ -355,6 +359,9 @@ class GradientTask:
         self.plateau = replace(self.plateau, **values["plateau"])
         last_epoch = (self.step - 1) // self.steps_per_epoch
         self.stepper.restore(tensors, self.step, self.settings.dropout_in(last_epoch))
+        self.stepper.underflow.restore(
+            values.get("underflow_sequences", 0), self.step * self.settings.batch_size, self.here
+        )
         self.best.restore(tensors, values["best_perplexity"], self.device)
 
     def _check_same_run(self, about: dict[str, Any], step: int) -> None:

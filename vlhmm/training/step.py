@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.capture import Graphed
-from vlhmm.distributed import ALONE, World, all_rows, shard
+from vlhmm.distributed import ALONE, World, all_rows, shard, sum_in_order
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
@@ -29,6 +29,7 @@ from vlhmm.tables import Belief
 from vlhmm.training.reduction import FlatGradients
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.sharding import SHARDED_FROM, OwnParts, require_fitting
+from vlhmm.training.underflow import UnderflowWatch, in_capture, revived
 
 SMALL = 1 << 18
 """Numbers of a tensor: with fewer a launch of its own costs more than moving them twice."""
@@ -91,6 +92,9 @@ class Step:
         self.static_shapes = False
         """Whether the last step can be captured in a graph: nothing of it waited for the device."""
         self.count = 0
+        self.underflow = UnderflowWatch(device)
+        self._last_loss = math.inf
+        """That was read."""
         self._states: Tensor | None = None
         """Given ones, while steps maximize p(x, z): that of the last window's last token, then those of this window."""
         self._kept: Tensor | None
@@ -174,7 +178,7 @@ class Step:
             return made if self._flat is None or self._local else self._flat.copy(made)
 
         steady = fresh == (self.settings.windows == "independent")
-        grads = self._gradients(gradients, eagerly=not steady)
+        grads = self._gradients(gradients, eagerly=not steady or self.underflow.eagerly)
         if steady and not self.static_shapes:
             # As this step has found: a fresh window may be static where one that goes on from another is not.
             self._forget_graphs()
@@ -218,8 +222,10 @@ class Step:
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
         self._backward(scored.token_log_probs)
+        self.underflow.add(scored.underflow)
+        log_last = scored.belief.log_probs.detach()
         self._belief.token.copy_(scored.belief.token)
-        self._belief.log_probs.copy_(scored.belief.log_probs.detach())
+        self._belief.log_probs.copy_(revived(log_last) if in_capture(log_last.device) else log_last)
 
     def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
         """log p(x_t, z_t | z_t-1). All states take part, whatever the dropout: a token's own must not be missing."""
@@ -290,6 +296,24 @@ class Step:
             moves = torch._foreach_sub(current, averages)
             torch._foreach_mul_(moves, self._average_weight)
             torch._foreach_add_(averages, moves)
+
+    def read_loss(self) -> float:
+        """The loss of the last step, and how many sequences have underflowed so far: waits for the device.
+
+        In a graph what underflows looks like what is impossible. There such sequences do not count, and the next steps are eager, which tells.
+        """
+        loss = float(self.loss)
+        self.underflow.read(self.count * self.settings.batch_size, self._here)
+        if loss == math.inf and self._gradients.replayed:
+            self.underflow.eagerly = True
+            of_rows = self.token_log_probs.mean(1).double()
+            others = of_rows[of_rows > -math.inf]
+            found = torch.stack([others.sum(), of_rows.new_tensor(others.numel())])
+            if not self._local:
+                found = sum_in_order(found, self._here, f"step {self.count}")
+            loss = -float(found[0] / found[1]) if float(found[1]) else self._last_loss
+        self._last_loss = loss
+        return loss
 
     def state(self) -> dict[str, Tensor]:
         """All of it as named tensors, on the first rank, however many ranks there are."""

@@ -85,6 +85,9 @@ class Stopped:
     """Validation perplexity of the weights that were kept."""
     seconds: float
     """Wall time of the whole training, runs before a resume included up to their last save."""
+    underflow_sequences: int = 0
+    """Sequences in which a number was too small for its type. Eager steps did them again in a wider range; in CUDA graphs, which
+    take over only where there are few, they have no gradient, or one that lacks what was lost."""
 
 
 Event = StepEvent | CheckEvent | Stopped

@@ -4,6 +4,14 @@ from vlhmm.transitions.block_factored import BlockFactoredTransition
 from vlhmm.transitions.low_rank import LowRankTransition
 from vlhmm.transitions.protocol import Transition
 from vlhmm.transitions.softmax import SoftmaxTransition
-from vlhmm.transitions.table import TableTransition
+from vlhmm.transitions.table import TableTransition, is_table, log_table
 
-__all__ = ["BlockFactoredTransition", "LowRankTransition", "SoftmaxTransition", "TableTransition", "Transition"]
+__all__ = [
+    "BlockFactoredTransition",
+    "LowRankTransition",
+    "SoftmaxTransition",
+    "TableTransition",
+    "Transition",
+    "is_table",
+    "log_table",
+]

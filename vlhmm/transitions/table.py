@@ -12,6 +12,7 @@ from torch import Tensor
 from vlhmm.ops.transition_tiles import TransitionOperands, table_tiles
 from vlhmm.records import shown
 from vlhmm.support import Support
+from vlhmm.transitions.protocol import Transition
 from vlhmm.transitions.rows import check_square, joined, push_by_rows
 
 
@@ -73,3 +74,14 @@ class TableTransition:
 
     def distributions(self) -> list[tuple[str, Float[Tensor, "N W"]]]:
         return [("transition", self.log_prob)]
+
+
+def is_table(transition: Transition) -> bool:
+    """Whether the transition is stored whole."""
+    return isinstance(transition, TableTransition)
+
+
+def log_table(transition: Transition) -> Float[Tensor, "Z Y"]:
+    """log A of a transition that is stored whole."""
+    assert isinstance(transition, TableTransition)
+    return transition.log_prob

@@ -41,16 +41,31 @@ TINY = tl.constexpr(4e-29)
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 LARGEST_SLOPE = tl.constexpr(2.0**126)
 LARGEST_RATIO = tl.constexpr(2.0**112)
+SMALLEST_PRECISE = tl.constexpr(2.0**-103)
 
 
 @triton.jit
 @no_type_check
 def exponentiate(
-    log_weight, log_emission, log_inits, init_of, weight, emission, log_shift, found_zero, K, K_PAD: tl.constexpr
+    log_weight,
+    log_emission,
+    log_inits,
+    init_of,
+    weight,
+    emission,
+    log_shift,
+    least_of_tile,
+    least,
+    parts,
+    K,
+    K_PAD: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """The vectors of one position, each shifted so that its largest entry is 1; `log_shift` is what the shifts took.
 
     A state that begins anew has not moved: its weights are 0, and its emission holds the init row as well.
+
+    `least`: the smallest of S, of w and of the emissions among what is possible; what underflows is 0.
     """
     n = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
@@ -65,8 +80,13 @@ def exponentiate(
     tl.store(weight + n * K + state, w, mask=inside)
     tl.store(emission + n * K + state, tl.exp(log_e - peak), mask=inside)
     tl.store(log_shift + n, peak + tl.where(init >= 0, 0.0, shift))
-    smallest = tl.min(tl.where(inside, w, 1.0), axis=0)
-    tl.store(found_zero, 1, mask=(smallest == 0.0) & (init < 0))
+    part = tl.arange(0, PARTS)
+    smallest = tl.min(tl.load(least_of_tile + n * parts + part, mask=part < parts, other=1.0), axis=0)
+    tl.store(least + 3 * n, smallest)
+    smallest = tl.min(tl.where(inside & (log_w > float("-inf")), tl.exp(log_w - shift), 1.0), axis=0)
+    tl.store(least + 3 * n + 1, smallest)
+    emitting = inside & (log_e > float("-inf"))
+    tl.store(least + 3 * n + 2, tl.min(tl.where(emitting, tl.exp(log_e - peak), 1.0), axis=0))
 
 
 @triton.jit
@@ -93,7 +113,7 @@ def forward(
     init_of,
     log_previous,
     lengths,
-    found_zero,
+    least,
     token_log_probs,
     log_last,
     alpha,
@@ -109,8 +129,9 @@ def forward(
 ):
     """One sequence. Each step waits for the one before; what does not is on its way to shared memory some pieces ahead.
 
-    It has underflow where a total was next to nothing, or a message if CHECK_MESSAGES. A single faded message matters only if a tile
-    has zeros: else every state reaches every state.
+    It has underflow where a total was next to nothing. If CHECK_MESSAGES also where a possible state's message was, or a product on its
+    way: unless every state that the next word makes possible gets so much more that this is beneath the rounding. Where one gets
+    nothing it may be impossible, or all it would get has underflowed. Nothing is known of what follows the last message.
     """
     CHUNKS: tl.constexpr = K_PAD // ROWS
     b = tl.program_id(0).to(tl.int64)
@@ -122,7 +143,10 @@ def forward(
     message = tl.exp(log_message)
     alive = tl.where(tl.max(log_message, axis=0) > float("-inf"), 1.0, 0.0)
     low = 0
-    fading = tl.where((message < TINY) & (log_message > float("-inf")), 1, 0)
+    if CHECK_MESSAGES:
+        total_before = 1.0
+        least_message = tl.min(tl.where(log_message > float("-inf"), message, 1.0), axis=0)
+        faint = tl.where(least_message < TINY, 1, 0)
     tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
     if PARTS:
         predicted = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
@@ -155,10 +179,24 @@ def forward(
             total = tl.sum(joint, axis=0)
             possible = total > 0.0
             low = tl.where((total < TINY) & (alive > 0.0), 1, low)
-            alive = tl.where(possible, alive, 0.0)
+            sent = message
             # Next to the smallest numbers an inverse is infinite.
             message = joint * (1.0 / tl.maximum(total, SMALLEST_NORMAL))
-            fading = tl.where((message > 0.0) & (message < TINY), 1, fading)
+            if CHECK_MESSAGES:
+                # What underflowed in the message before brings a state at most 2^-126 over that one's total.
+                least_arrived = tl.min(tl.where(e > 0.0, arrived, 1.0), axis=0)
+                fading = (faint > 0) & (least_arrived * tl.minimum(total_before, 1.0) < SMALLEST_PRECISE)
+                least_sent = tl.min(tl.where(sent > 0.0, sent, 1.0), axis=0)
+                vanishing = least_sent * tl.load(least + 3 * at) < SMALLEST_NORMAL
+                vanishing = vanishing | (least_message * tl.load(least + 3 * at + 1) < SMALLEST_NORMAL)
+                fading = (fading | (vanishing & (least_arrived < SMALLEST_PRECISE))) & (init < 0)
+                low = tl.where(fading & (alive > 0.0), 1, low)
+                reached = (tl.where(init >= 0, alive, arrived) > 0.0) & (e > 0.0)
+                least_message = tl.min(tl.where(reached, message, 1.0), axis=0)
+                imprecise = (least_message < TINY) | (least_message * total < SMALLEST_PRECISE)
+                faint = tl.where(imprecise | (tl.load(least + 3 * at + 2) < TINY), 1, 0)
+                total_before = total
+            alive = tl.where(possible, alive, 0.0)
             tl.store(alpha + at * K + state, message, mask=inside)
             tl.store(totals + at, total)
             predicted = tl.zeros_like(predicted)
@@ -176,7 +214,7 @@ def forward(
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
     if CHECK_MESSAGES:
-        low = tl.maximum(low, tl.max(fading, axis=0) * tl.load(found_zero))
+        low = tl.where(alive > 0.0, tl.maximum(low, faint), low)
     tl.store(underflow + b, low > 0)
 
 

@@ -195,22 +195,23 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     tiles_type = torch.bfloat16 if rounded else torch.float32
     tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
     log_weight, weight, emission, alpha = (torch.empty_like(log_emission) for _ in range(4))
-    found_zero = log_emission.new_zeros(1, dtype=torch.int32)
-    groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     row_term = factors.transition.row_term
+    parts = cdiv(cut.states, cut.forward_rows if row_term is None else cut.tile_rows)
+    least_of_tile = log_emission.new_empty(batch * length, parts)
+    groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     if row_term is None:
         log_prob = factors.transition.out.contiguous()
-        tiles_kernel.cut_tiles[(batch * length, cdiv(cut.states, cut.forward_rows))](
-            *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
+        tiles_kernel.cut_tiles[(batch * length, parts)](
+            *(log_prob, *groups, tiles, log_weight, least_of_tile, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
             ROWS=cut.forward_rows,
             num_warps=cut.tile_warps,
         )
     else:
         width = packed.out.shape[1]
-        tiles_kernel.make_tiles[(batch * length, cdiv(cut.states, cut.tile_rows))](
+        tiles_kernel.make_tiles[(batch * length, parts)](
             *(packed.out, packed.into, packed.barrier, row_term.contiguous(), *groups, _states(factors)),
-            *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
+            *(tiles, log_weight, least_of_tile, num_states, num_blocks(factors)),
             WIDTH=width,
             BLOCK_FACTORED=factors.transition.per_block,
             PRODUCT=logit_product(precision),
@@ -222,16 +223,17 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         )
     token_log_probs, log_shift, totals = (log_emission.new_empty(batch, length) for _ in range(3))
     init_of = factors.init_of.contiguous()
+    least = log_emission.new_empty(batch, length, 3)
     kernel.exponentiate[(batch * length,)](
-        *(log_weight, log_emission, factors.log_inits.contiguous(), init_of, weight, emission, log_shift, found_zero),
-        *(num_states, cut.states),
+        *(log_weight, log_emission, factors.log_inits.contiguous(), init_of, weight, emission, log_shift),
+        *(least_of_tile, least, parts, num_states, cut.states, power_of_2(parts)),
         num_warps=1,
     )
     log_last = log_emission.new_empty(batch, num_states)
     underflow = log_emission.new_empty(batch, dtype=torch.bool)
     kernel.forward[(batch,)](
         *(tiles, weight, emission, log_shift, init_of),
-        *(factors.log_previous.contiguous(), factors.lengths.contiguous(), found_zero),
+        *(factors.log_previous.contiguous(), factors.lengths.contiguous(), least),
         *(token_log_probs, log_last, alpha, totals, underflow, length, num_states),
         K_PAD=cut.states,
         ROWS=cut.forward_rows,

@@ -21,7 +21,9 @@ from vlhmm.ops.recursion.factors import Factors
 from vlhmm.precision import Precision
 from vlhmm.records import convert
 
-__all__ = ["Factors", "filtered", "kernels_run", "recursion"]
+__all__ = ["Factors", "filtered", "kernels_run", "recursion", "watched_recursion"]
+
+Watched = tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], Bool[Tensor, " B"]]
 
 
 def recursion(factors: Factors, precision: Precision = "highest") -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
@@ -29,11 +31,23 @@ def recursion(factors: Factors, precision: Precision = "highest") -> tuple[Float
 
     `precision` is for kernels on a GPU; elsewhere, and in float64, the factors' own type is used.
     """
-    return recursion_by_kernels(factors, precision) if _kernels_take(factors) else _by_torch(factors)
+    return watched_recursion(factors, precision)[:2]
+
+
+def watched_recursion(factors: Factors, precision: Precision = "highest") -> Watched:
+    """`recursion`, and which sequences were done again in a wider range; while a graph is captured, which ought to have been.
+
+    Of rounded operands these are the ones in which the sum of a step underflows: what single messages lose is far below their error.
+    """
+    return _watched_by_kernels(factors, precision) if _kernels_take(factors) else _watched_by_torch(factors)
 
 
 def _by_torch(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
-    token_log_probs, log_last = _Recursion.apply(
+    return _watched_by_torch(factors)[:2]
+
+
+def _watched_by_torch(factors: Factors) -> Watched:
+    token_log_probs, log_last, underflow = _Recursion.apply(
         factors.log_previous,
         factors.log_inits,
         factors.log_tiles,
@@ -43,18 +57,22 @@ def _by_torch(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B 
         factors.lengths,
         factors.same_ahead,
     )
-    return token_log_probs, log_last
+    return token_log_probs, log_last, underflow
 
 
 def recursion_by_kernels(factors: Factors, precision: Precision) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
     """`recursion` for one tile in float32."""
+    return _watched_by_kernels(factors, precision)[:2]
+
+
+def _watched_by_kernels(factors: Factors, precision: Precision) -> Watched:
     leaves = (factors.log_previous, factors.log_inits, factors.log_tiles, factors.log_emission)
     # Inside `forward` gradients are off: whether one will be asked for can only be seen here.
     keep = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
-    token_log_probs, log_last = _DenseRecursion.apply(
+    token_log_probs, log_last, underflow = _DenseRecursion.apply(
         *leaves, factors.init_of, factors.tile_of, factors.lengths, precision, keep
     )
-    return token_log_probs, log_last
+    return token_log_probs, log_last, underflow
 
 
 def _kernels_take(factors: Factors) -> bool:
@@ -121,7 +139,7 @@ class _Recursion(torch.autograd.Function):
         tile_of: Tensor,
         lengths: Tensor,
         same_ahead: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths, same_ahead)
         scaled_factors = scaled.scale(factors)
         run = scaled.forward(factors, scaled_factors)
@@ -136,7 +154,8 @@ class _Recursion(torch.autograd.Function):
             # Many scaled tiles are made again in the backward pass: they are the largest thing here.
             *(scaled_factors.tensors() if log_tiles.shape[0] == 1 else ()),
         )
-        return token_log_probs, log_last
+        ctx.mark_non_differentiable(run.underflow)
+        return token_log_probs, log_last, run.underflow
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -185,7 +204,7 @@ class _DenseRecursion(torch.autograd.Function):
         lengths: Tensor,
         precision: Precision,
         keep: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         from vlhmm.ops.recursion import dense
 
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
@@ -209,7 +228,9 @@ class _DenseRecursion(torch.autograd.Function):
                 *(run.messages, run.scale, left_out, prepared.tile, prepared.extent, text.peaks, text.row_of),
                 *(token_log_probs, log_last),
             )
-        return token_log_probs, log_last
+        underflow = run.underflow if precision == "highest" else run.total_underflow
+        ctx.mark_non_differentiable(underflow)
+        return token_log_probs, log_last, underflow
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -219,7 +240,7 @@ class _DenseRecursion(torch.autograd.Function):
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
         messages, totals, left_out, tile, extent, peaks, row_of, token_log_probs, log_last = saved[7:]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
-        token_cotangent, last_cotangent = cotangents
+        token_cotangent, last_cotangent, _ = cotangents
         log_rows = log_emission.contiguous().flatten(0, 1)
         gradient = dense.backward(
             dense.Prepared(log_tiles[0].contiguous(), tile, extent, log_inits.contiguous()),
@@ -235,7 +256,7 @@ class _DenseRecursion(torch.autograd.Function):
             asked = (
                 # An impossible token or state has no gradient, whatever was asked of it.
                 torch.zeros_like(value) if cotangent is None else torch.where(value.isinf(), 0.0, cotangent)
-                for value, cotangent in zip((token_log_probs, log_last), cotangents, strict=True)
+                for value, cotangent in zip((token_log_probs, log_last), cotangents[:2], strict=True)
             )
             gradients = _with_rows(gradients, ctx.rows, factors, *asked)
         wanted = (one if needed else None for one, needed in zip(gradients, ctx.needs_input_grad[:4], strict=True))

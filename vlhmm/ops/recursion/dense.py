@@ -45,8 +45,8 @@ class Prepared:
     log_tile: Float[Tensor, "K K"]
     tile: Float[Tensor, "K K"]
     """2^32 exp(log A - peak), as the matrix products read it."""
-    extent: Float[Tensor, " 2"]
-    """The smallest and the largest log A."""
+    extent: Float[Tensor, " 3"]
+    """The smallest log A that is possible, the largest, and the smallest of all."""
     log_inits: Float[Tensor, "I K"]
 
 
@@ -95,9 +95,9 @@ class DenseRun:
 def prepare(log_tile: Float[Tensor, "K K"], log_inits: Float[Tensor, "I K"], precision: Precision) -> Prepared:
     log_tile = log_tile.contiguous()
     tile = torch.empty(log_tile.shape, device=log_tile.device, dtype=_operand_type(precision, log_tile.device))
-    count, extent = tile.numel(), torch.empty(2, device=log_tile.device)
+    count, extent = tile.numel(), torch.empty(3, device=log_tile.device)
     num_parts = min(1024, cdiv(count, 4096))
-    parts = torch.empty(2, num_parts, device=log_tile.device)
+    parts = torch.empty(3, num_parts, device=log_tile.device)
     factors_kernel.extremes[(num_parts,)](log_tile, parts, count, BLOCK=4096)
     factors_kernel.exp_tile[(cdiv(count, 4096),)](
         log_tile, parts, num_parts, extent, tile, tile, count, TIMES=False, BLOCK=4096
@@ -140,7 +140,7 @@ def forward(
     parts = cdiv(states, tiling.columns)
     slots = length + 1 if keep else 2
     messages = torch.empty(slots, size, states, device=device)
-    lows = torch.empty(length, size, parts, device=device)
+    lows = torch.empty(2, length, size, parts, device=device)
     if method == "resident":
         operand, sums = _awaited(length + 1, size, states, parts, prepared.tile)
     else:
@@ -169,7 +169,7 @@ def forward(
     scale = torch.empty_like(token_log_probs)
     underflow_level = torch.empty(size, dtype=torch.int8, device=device)
     kernel.finish[(size,)](
-        *(sums, lows, text.peaks, text.row_of, begun.init_peak, prepared.extent, begun.vanished, text.init_of),
+        *(sums, lows, text.peaks, text.row_of, begun.init_peak, prepared.extent, begun.least_before, text.init_of),
         *(text.lengths, token_log_probs, log_prob, scale, underflow_level, size, length, parts),
         SMALLEST_TOTAL=SMALLEST_TOTAL,
         SMALLEST_MESSAGE=SMALLEST_MESSAGE,
@@ -403,8 +403,8 @@ class _Begun:
     inits: Float[Tensor, "I K"]
     """The initial rows as probabilities, each shifted in log space so that its largest entry is 2^32."""
     init_peak: Float[Tensor, " I"]
-    vanished: Int[Tensor, " B"]
-    """A state before position 0 is possible, but too unlikely for its type."""
+    least_before: Float[Tensor, " B"]
+    """The smallest probability before position 0 of a state that is possible."""
 
 
 def _begin(prepared: Prepared, text: Text, message: Tensor, operand: Tensor, sums: Tensor) -> _Begun:
@@ -413,13 +413,21 @@ def _begin(prepared: Prepared, text: Text, message: Tensor, operand: Tensor, sum
     begun = _Begun(
         torch.empty(num_inits, states, device=device),
         torch.empty(num_inits, device=device),
-        torch.empty(size, dtype=torch.int8, device=device),
+        torch.empty(size, device=device),
     )
     block = min(4096, power_of_2(states))
     factors_kernel.scale_rows[(num_inits + size,)](
-        *(prepared.log_inits, begun.inits, begun.init_peak, text.log_previous, message, operand, sums, begun.vanished),
+        *(
+            prepared.log_inits,
+            begun.inits,
+            begun.init_peak,
+            text.log_previous,
+            message,
+            operand,
+            sums,
+            begun.least_before,
+        ),
         *(num_inits, states, sums.shape[1]),
-        SMALLEST_MESSAGE=SMALLEST_MESSAGE,
         PARTS=power_of_2(sums.shape[1]),
         BLOCK=block,
         num_warps=_warps(block),

@@ -30,14 +30,23 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.recursion.exponentials.kernel import LIFT, LOG_LIFT, emission_weight, finite_or_zero
+from vlhmm.ops.recursion.exponentials.kernel import (
+    LIFT,
+    LOG_LIFT,
+    SMALLEST_NORMAL,
+    emission_weight,
+    finite_or_zero,
+    lifted_exp,
+)
 from vlhmm.ops.rounding.kernel import nearest_tf32
 from vlhmm.ops.waiting.kernel import wait_for_count
 
-SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 LARGEST_TOTAL = tl.constexpr(2.0**100)
 LARGEST_VALUE = tl.constexpr(2.0**126)
 LARGEST_RATIO = tl.constexpr(2.0**112)
+# Of a sum of products: above the first as precise as any, above the second also where messages have underflowed.
+SMALLEST_PRECISE = tl.constexpr(2.0**-103)
+OUTWEIGHS = tl.constexpr(2.0**-71)
 
 
 @triton.jit
@@ -60,6 +69,15 @@ def carried_back(value, weight, carries):
     """value x weight where that can be held, else 0; NaN stays, to be seen."""
     r = value * weight
     return tl.where(carries & ~(tl.abs(r) > LARGEST_RATIO), r, 0.0)
+
+
+@triton.jit
+@no_type_check
+def store_least(lows, at, plane, joint, predicted, weight, in_batch):
+    """The smallest number of a message among the states that are reached and possible, 0 where it underflows; then the smallest
+    prediction of a state that the word makes possible."""
+    tl.store(lows + at, tl.min(tl.where((predicted > 0) & (weight > 0), joint, float("inf")), 1), mask=in_batch)
+    tl.store(lows + plane + at, tl.min(tl.where(weight > 0, predicted, float("inf")), 1), mask=in_batch)
 
 
 @triton.jit
@@ -208,8 +226,9 @@ def forward_steps(
                 tl.store(raw, joint.to(operand.dtype.element_ty), mask=in_tile)
                 sums_at = ((t + 1) * tl.cast(size, tl.int64) + rows) * parts + part
                 tl.store(sums + sums_at, tl.sum(joint, 1), mask=in_batch)
-                low = tl.min(tl.where(joint > 0, joint, float("inf")), 1)
-                tl.store(lows + (t * tl.cast(size, tl.int64) + rows) * parts + part, low, mask=in_batch)
+                low_at = (t * tl.cast(size, tl.int64) + rows) * parts + part
+                plane = tl.cast(size, tl.int64) * num_positions * parts
+                store_least(lows, low_at, plane, joint, predicted, weight, in_batch)
         if PERSISTENT:
             polls_left = grid_barrier(arrived, (t + 1) * tl.num_programs(0), polls_left, reports, OPERATION, t)
 
@@ -223,7 +242,7 @@ def finish(
     row_of,
     init_peak,
     extent,
-    vanished,
+    least_before,
     init_of,
     lengths,
     token_log_probs,
@@ -239,14 +258,19 @@ def finish(
     PARTS: tl.constexpr,
 ):
     """For one sequence: log p of its tokens and of the whole from the sums, and whether numbers came near the smallest of their type: 1 where
-    single messages did and may matter, 2 where the sum of a step did."""
+    single messages did and may matter, 2 where the sum of a step did.
+
+    What underflows on the way of a message is less than 2^-126 a product, what underflowed in the message itself brings a state
+    less than 2^-94: it does not matter where every state that the next word makes possible gets so much more that this is beneath
+    the rounding. Where one gets nothing it may be impossible, or all it would get has underflowed.
+    """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
-    smallest_log = tl.load(extent)
     tile_peak = finite_or_zero(tl.load(extent + 1))
-    # Without zeros in the tile every state reaches every state, and each step brings back more than was lost.
-    has_zeros = (smallest_log - tile_peak < -87.0 - LOG_LIFT).to(tl.int32)
-    underflow_level = tl.load(vanished + row).to(tl.int32) * has_zeros
+    least_move, lowest_move = lifted_exp(tl.load(extent) - tile_peak), lifted_exp(tl.load(extent + 2) - tile_peak)
+    # At which a GPU's products stop.
+    least_move = tl.where(least_move < SMALLEST_NORMAL, 0.0, least_move)
+    underflow_level = 0
     part = tl.arange(0, PARTS)
     # A million terms of one sign lose digits in float32.
     whole = tl.zeros((POSITIONS,), dtype=tl.float64)
@@ -258,6 +282,13 @@ def finish(
         step = (t[:, None].to(tl.int64) * size + row) * parts + part[None, :]
         total = tl.sum(tl.load(sums + tl.cast(size, tl.int64) * parts + step, mask=mask, other=0.0), 1)
         low = tl.min(tl.load(lows + step, mask=mask, other=float("inf")), 1)
+        # The message before, of which the first was given: its sum counts as 1.
+        total_before = tl.sum(tl.load(sums + step, mask=mask, other=0.0), 1)
+        step_before = step - tl.cast(size, tl.int64) * parts
+        low_before = tl.min(tl.load(lows + step_before, mask=mask & (t > 0)[:, None], other=float("inf")), 1)
+        low_before = tl.where(t > 0, low_before, tl.load(least_before + row))
+        plane = tl.cast(size, tl.int64) * num_positions * parts
+        predicted = tl.min(tl.load(lows + plane + step, mask=mask, other=float("inf")), 1)
         init = tl.load(init_of + row * num_positions + t, mask=within, other=-1)
         begin_peak = tl.load(init_peak + init, mask=within & (init >= 0), other=0.0)
         shift = tl.where(init >= 0, begin_peak, tile_peak)
@@ -273,7 +304,14 @@ def finish(
         whole += token.to(tl.float64)
         tl.store(token_log_probs + row * num_positions + t, token, mask=in_text)
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
-        fading = within & (low < SMALLEST_MESSAGE * total * has_zeros)
+        predicted = tl.minimum(predicted, 1.0) * total_before
+        faint = low_before < tl.maximum(SMALLEST_MESSAGE * total_before, SMALLEST_PRECISE)
+        vanishing = tl.minimum(low_before, 1.0) * least_move < SMALLEST_NORMAL
+        fading = (faint & (predicted < OUTWEIGHS)) | (vanishing & (predicted < SMALLEST_PRECISE))
+        fading = fading & within & (init < 0)
+        # Of the word that follows the last nothing is known.
+        faint = low < tl.maximum(SMALLEST_MESSAGE * total, SMALLEST_PRECISE)
+        fading = fading | ((t + 1 == length) & faint & (total * lowest_move < OUTWEIGHS))
         lost = within & (total < SMALLEST_TOTAL)
         underflow_level = tl.maximum(underflow_level, tl.max(tl.maximum(fading.to(tl.int32), 2 * lost.to(tl.int32)), 0))
     tl.store(log_prob + row, tl.sum(whole, 0).to(tl.float32))

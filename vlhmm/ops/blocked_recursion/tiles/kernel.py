@@ -54,6 +54,14 @@ def pack(features, packed, barrier, num_rows, H, WIDTH: tl.constexpr, WIDTH_PAD:
 
 @triton.jit
 @no_type_check
+def store_least(least, tile, possible):
+    """The smallest possible entry of a program's part of a tile, 0 where it underflows."""
+    smallest = tl.min(tl.min(tl.where(possible, tile, 1.0), axis=1), axis=0)
+    tl.store(least + tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1), smallest)
+
+
+@triton.jit
+@no_type_check
 def make_tiles(
     out,
     into,
@@ -64,7 +72,7 @@ def make_tiles(
     states,
     tiles,
     log_weight,
-    found_zero,
+    least,
     K,
     M,
     WIDTH: tl.constexpr,
@@ -74,7 +82,7 @@ def make_tiles(
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Rows of one tile S, and the log weight of each. A row stays whole: its normaliser needs all K columns."""
+    """Rows of one tile S, the log weight of each, and the smallest possible entry. A row stays whole: its normaliser needs all K columns."""
     n = tl.program_id(0).to(tl.int64)
     source = tl.load(source_group + n).to(tl.int64)
     target = tl.load(target_group + n).to(tl.int64)
@@ -90,7 +98,8 @@ def make_tiles(
         left = tl.load(left_at + first, mask=row_in[:, None], other=0.0)
         right = tl.load(right_at + first, mask=column_in[None, :], other=0.0)
         logits = tl.dot(left, right, logits, input_precision=PRODUCT)
-    logits += tl.load(barrier + entered, mask=column_in, other=float("-inf"))[None, :]
+    barred = tl.load(barrier + entered, mask=column_in, other=float("-inf"))[None, :]
+    logits += barred
     peak = tl.max(logits, axis=1)
     tile = tl.exp(logits - finite_or_zero(peak)[:, None])
     if BLOCK_FACTORED:
@@ -100,9 +109,7 @@ def make_tiles(
     else:
         log_normalizer = tl.load(row_term + left_state, mask=row_in, other=0.0)
         weight = tl.where(peak == float("-inf"), float("-inf"), peak - log_normalizer)
-    smallest = tl.min(tl.min(tl.where(row_in[:, None] & column_in[None, :], tile, 1.0), axis=1), axis=0)
-    # Several programs may write it; all write the same.
-    tl.store(found_zero, 1, mask=smallest == 0.0)
+    store_least(least, tile, row_in[:, None] & (barred > float("-inf")))
     tile = tl.where(row_in[:, None], tile, 0.0)
     at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
     tl.store(at, tile.to(tiles.dtype.element_ty))
@@ -117,13 +124,13 @@ def cut_tiles(
     target_group,
     tiles,
     log_weight,
-    found_zero,
+    least,
     K,
     num_columns,
     K_PAD: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Rows of one tile S, and the log weight of each, from a table of log A."""
+    """Rows of one tile S, the log weight of each, and the smallest possible entry, from a table of log A."""
     n = tl.program_id(0).to(tl.int64)
     source = tl.load(source_group + n).to(tl.int64) * K
     target = tl.load(target_group + n).to(tl.int64) * K
@@ -135,8 +142,7 @@ def cut_tiles(
     logits = tl.load(from_table, mask=inside, other=float("-inf"))
     peak = tl.max(logits, axis=1)
     tile = tl.exp(logits - finite_or_zero(peak)[:, None])
-    smallest = tl.min(tl.min(tl.where(inside, tile, 1.0), axis=1), axis=0)
-    tl.store(found_zero, 1, mask=smallest == 0.0)
+    store_least(least, tile, inside & (logits > float("-inf")))
     at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
     tl.store(at, tile.to(tiles.dtype.element_ty))
     tl.store(log_weight + n * K + row, peak, mask=row_in)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 LIFT = tl.constexpr(2.0**32)
 LOG_LIFT = tl.constexpr(22.18070977791825)
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 NO_MESSAGE = tl.constexpr(2.0**127)
 
 
@@ -34,6 +35,18 @@ def lifted_exp(log_value):
 
 @triton.jit
 @no_type_check
+def lifted_factor(log_value):
+    """The same of a state's own factor, where 0 says that the state is impossible: what underflows is the smallest number instead.
+
+    It is too large then, but so small that the state is told of as an underflow.
+    """
+    value = lifted_exp(log_value)
+    value = tl.where(value < SMALLEST_NORMAL, SMALLEST_NORMAL, value)
+    return tl.where(log_value == float("-inf"), 0.0, value)
+
+
+@triton.jit
+@no_type_check
 def bounded(value):
     """Some programs wait as long as they read NaN: it goes from one to the other as a number that no message can be."""
     return tl.where(tl.abs(value) < NO_MESSAGE, value, NO_MESSAGE)
@@ -42,18 +55,22 @@ def bounded(value):
 @triton.jit
 @no_type_check
 def extremes(log_tile, parts, count, BLOCK: tl.constexpr):
-    """The smallest and the largest entry of each program's share."""
+    """Of each program's share the smallest possible entry, the largest, and the smallest of all."""
     low = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
+    lowest = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
     high = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     programs = tl.num_programs(0).to(tl.int64)
     for piece in range(tl.program_id(0).to(tl.int64), tl.cdiv(count, BLOCK), programs):
         at = piece * BLOCK + tl.arange(0, BLOCK)
-        low = tl.minimum(low, tl.load(log_tile + at, mask=at < count, other=float("inf")))
-        value = tl.load(log_tile + at, mask=at < count, other=float("-inf"))
+        value = tl.load(log_tile + at, mask=at < count, other=float("inf"))
+        lowest = tl.minimum(lowest, value)
+        low = tl.minimum(low, tl.where(value == float("-inf"), float("inf"), value))
+        value = tl.where(at < count, value, float("-inf"))
         # What is no number must not be passed over.
         high = tl.maximum(high, tl.where(value == value, value, float("inf")))
     tl.store(parts + tl.program_id(0), tl.min(low, axis=0))
     tl.store(parts + programs + tl.program_id(0), tl.max(high, axis=0))
+    tl.store(parts + 2 * programs + tl.program_id(0), tl.min(lowest, axis=0))
 
 
 @triton.jit
@@ -71,6 +88,8 @@ def exp_tile(log_tile, parts, num_parts, extent, factor, result, count, TIMES: t
         if tl.program_id(0) == 0:
             tl.store(extent, low)
             tl.store(extent + 1, peak)
+            lowest = tl.load(parts + 2 * num_parts + part, mask=part < num_parts, other=float("inf"))
+            tl.store(extent + 2, tl.min(lowest, axis=0))
     peak = finite_or_zero(peak)
     value = lifted_exp(tl.load(log_tile + at, mask=at < count, other=float("-inf")) - peak)
     if TIMES:
@@ -81,7 +100,7 @@ def exp_tile(log_tile, parts, num_parts, extent, factor, result, count, TIMES: t
 @triton.jit
 @no_type_check
 def shifted_exp(log_row, row, states, BLOCK: tl.constexpr):
-    """Write LIFT exp(log_row - its largest entry), and return that entry; 0 where all are -inf."""
+    """Write LIFT exp(log_row - its largest entry), not 0 where possible, and return that entry; 0 where all are -inf."""
     peak = float("-inf")
     for first in range(0, states, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -90,7 +109,7 @@ def shifted_exp(log_row, row, states, BLOCK: tl.constexpr):
     for first in range(0, states, BLOCK):
         at = first + tl.arange(0, BLOCK)
         value = tl.load(log_row + at, mask=at < states, other=float("-inf"))
-        tl.store(row + at, lifted_exp(value - peak), mask=at < states)
+        tl.store(row + at, lifted_factor(value - peak), mask=at < states)
     return peak
 
 
@@ -104,11 +123,10 @@ def scale_rows(
     message,
     operand,
     sums,
-    vanished,
+    least_before,
     num_inits,
     states,
     parts,
-    SMALLEST_MESSAGE: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -120,20 +138,20 @@ def scale_rows(
     else:
         row -= num_inits
         alive = 0.0
-        lost = 0
+        least = float("inf")
         for first in range(0, states, BLOCK):
             at = first + tl.arange(0, BLOCK)
             log_value = tl.load(log_previous + row * states + at, mask=at < states, other=float("-inf"))
             value = tl.exp(log_value)
             possible = log_value > float("-inf")
             alive = tl.maximum(alive, tl.max(possible.to(tl.float32), 0))
-            lost = tl.maximum(lost, tl.max((possible & (value < SMALLEST_MESSAGE)).to(tl.int32), 0))
+            least = tl.minimum(least, tl.min(tl.where(possible, value, float("inf")), 0))
             tl.store(message + row * states + at, value, mask=at < states)
             tl.store(operand + row * states + at, bounded(value).to(operand.dtype.element_ty), mask=at < states)
         # The message before position 0 is taken as it is: its sum counts as 1, or as 0 where the past is impossible.
         part = tl.arange(0, PARTS)
         tl.store(sums + row * parts + part, tl.where(part == 0, alive, 0.0), mask=part < parts)
-        tl.store(vanished + row, lost.to(tl.int8))
+        tl.store(least_before + row, least)
 
 
 @triton.jit
@@ -152,9 +170,9 @@ def row_peaks(log_rows, peaks, states, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def emission_weight(log_rows, peaks, row_of, per_position, columns, states, within, in_tile):
-    """LIFT exp(log emission - its largest entry): of row `row_of` of the table, 0 past the length."""
+    """LIFT exp(log emission - its largest entry): of row `row_of` of the table, 0 past the length, not 0 where possible."""
     row = tl.load(row_of + per_position, mask=within, other=0).to(tl.int64)
     log_weight = tl.load(
         log_rows + row[:, None] * states + columns[None, :], mask=in_tile & within[:, None], other=float("-inf")
     )
-    return lifted_exp(log_weight - tl.load(peaks + row, mask=within, other=0.0)[:, None])
+    return lifted_factor(log_weight - tl.load(peaks + row, mask=within, other=0.0)[:, None])

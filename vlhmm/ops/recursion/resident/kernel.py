@@ -15,8 +15,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from vlhmm.ops.recursion.exponentials.kernel import bounded, emission_weight
-from vlhmm.ops.recursion.kernel import SMALLEST_NORMAL, carried_back, inverse_of, reached_by
+from vlhmm.ops.recursion.exponentials.kernel import SMALLEST_NORMAL, bounded, emission_weight
+from vlhmm.ops.recursion.kernel import carried_back, inverse_of, reached_by, store_least
 from vlhmm.ops.waiting.kernel import report
 
 
@@ -177,7 +177,7 @@ def forward_steps(
         tl.store(operand + (t + 1) * slot_size + at, bounded(joint).to(operand.dtype.element_ty), mask=in_tile)
         of_part = (t * tl.cast(size, tl.int64) + rows) * parts + part
         tl.store(sums + sums_size + of_part, bounded(tl.sum(joint, 1)), mask=in_batch)
-        tl.store(lows + of_part, tl.min(tl.where(joint > 0, joint, float("inf")), 1), mask=in_batch)
+        store_least(lows, of_part, sums_size * num_positions, joint, predicted, weight, in_batch)
         before = last * inverse[:, None]
         if KEEP:
             tl.store(messages + t * slot_size + at, before, mask=in_tile)
