@@ -20,8 +20,9 @@ The sum of sent_t mean_t is that of u_t ratio_t / e_t, or of alpha_t slope_t, an
     dL / dlog A[z, z'] = sent(z) S[z, z'] ratio(z')                 its row sum: sent(z) mean(z)
     dL / dlogits[z, z'] = sent(z) S[z, z'] (ratio(z') - mean(z))    block-factored; softmax: without the mean
 
-K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64. `states` is the table
-of each group's states, None where group g holds g K, ..., g K + K - 1.
+K_PAD is K rounded up to a power of two, FILLED to a multiple of 16: up to there S has rows and columns, 0 from K on, and behind
+them nothing is written or read; in vectors the padding is masked. Addresses are int64. `states` is the table of each group's
+states, None where group g holds g K, ..., g K + K - 1.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def forward(
     T,
     K,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
@@ -112,7 +114,7 @@ def forward(
     It has underflow where a total was next to nothing, or a message if CHECK_MESSAGES. A single faded message matters only if a tile
     has zeros: else every state reaches every state.
     """
-    CHUNKS: tl.constexpr = K_PAD // ROWS
+    CHUNKS: tl.constexpr = (FILLED + ROWS - 1) // ROWS
     b = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
     inside = state < K
@@ -123,7 +125,7 @@ def forward(
     alive = tl.where(tl.max(log_message, axis=0) > float("-inf"), 1.0, 0.0)
     low = 0
     fading = tl.where((message < TINY) & (log_message > float("-inf")), 1, 0)
-    tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
+    tile_at = tiles + row[:, None] * K_PAD + state[None, :]
     if PARTS:
         predicted = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
     else:
@@ -133,7 +135,11 @@ def forward(
     for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
         at = b * T + i // CHUNKS
         chunk = i % CHUNKS
-        tile = tl.load(tile_at + i * (ROWS * K_PAD))
+        at_tile = tile_at + ((at * K_PAD + chunk * ROWS) * K_PAD)
+        if FILLED == K_PAD:
+            tile = tl.load(at_tile)
+        else:
+            tile = tl.load(at_tile, mask=(chunk * ROWS + row < FILLED)[:, None] & (state < FILLED)[None, :], other=0.0)
         w = tl.load(weight + at * K + state, mask=inside & (chunk == 0), other=1.0)
         e = tl.load(emission + at * K + state, mask=inside & (chunk == CHUNKS - 1), other=0.0)
         init = tl.load(init_of + at)
@@ -215,13 +221,14 @@ def backward(
     T,
     K,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """One sequence from its end: its means. The sum of what has `passed` a position is the position's cotangent, or 0 where
     states begin anew or nothing is possible: one step in 16 takes it, so that rounding does not add up."""
-    CHUNKS: tl.constexpr = K_PAD // COLUMNS
+    CHUNKS: tl.constexpr = (FILLED + COLUMNS - 1) // COLUMNS
     BETWEEN_SUMS: tl.constexpr = 16 * CHUNKS
     b = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
@@ -242,7 +249,12 @@ def backward(
         t = last - i // CHUNKS
         chunk = i % CHUNKS
         at = b * T + t
-        tile = tl.load(tile_at + (t * (K_PAD * K_PAD) + chunk * COLUMNS))
+        at_tile = tile_at + (t * (K_PAD * K_PAD) + chunk * COLUMNS)
+        if FILLED == K_PAD:
+            tile = tl.load(at_tile)
+        else:
+            filled = (state < FILLED)[:, None] & (chunk * COLUMNS + column < FILLED)[None, :]
+            tile = tl.load(at_tile, mask=filled, other=0.0)
         here = tl.load(alpha + at * K + state, mask=inside & (chunk == 0), other=0.0)
         e = tl.load(emission + at * K + state, mask=inside & (chunk == 0), other=0.0)
         w = tl.load(weight + at * K + state, mask=inside & (chunk == CHUNKS - 1), other=0.0)

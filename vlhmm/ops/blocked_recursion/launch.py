@@ -77,6 +77,9 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
             tile_cut = {"tile_rows": rows, "tile_width": width, "tile_warps": warps, "tile_stages": 3}
             if states == 256:
                 tile_cut["tile_rows"] = 128
+            if states == 512:
+                # With fewer than 64 rows the matrix units of a Hopper do not read operands where they lie.
+                tile_cut |= {"tile_rows": 64, "tile_width": 32, "tile_stages": 4}
             if states <= 64:
                 tile_cut |= {"tile_width": 32, "tile_warps": 4, "tile_stages": 4}
             sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_warps": 8}
@@ -149,6 +152,11 @@ class Gradient:
     log_emission: Float[Tensor, "B T K"]
 
 
+def filled(num_states: int) -> int:
+    """Rows and columns of a tile that are written: dropout leaves three quarters of a power of two, and bytes that move are 9 in 16."""
+    return cdiv(num_states, 16) * 16
+
+
 def product_precision(precision: Precision) -> str:
     return "ieee" if precision == "highest" else "tf32"
 
@@ -196,25 +204,29 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
     log_weight, weight, emission, alpha = (torch.empty_like(log_emission) for _ in range(4))
     found_zero = log_emission.new_zeros(1, dtype=torch.int32)
+    check_messages = precision == "highest" or factors.transition.is_table
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     row_term = factors.transition.row_term
     if row_term is None:
         log_prob = factors.transition.out.contiguous()
-        tiles_kernel.cut_tiles[(batch * length, cdiv(cut.states, cut.forward_rows))](
+        tiles_kernel.cut_tiles[(batch * length, cdiv(num_states, cut.forward_rows))](
             *(log_prob, *groups, tiles, log_weight, found_zero, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
+            FILLED=filled(num_states),
             ROWS=cut.forward_rows,
             num_warps=cut.tile_warps,
         )
     else:
         width = packed.out.shape[1]
-        tiles_kernel.make_tiles[(batch * length, cdiv(cut.states, cut.tile_rows))](
+        tiles_kernel.make_tiles[(batch * length, cdiv(num_states, cut.tile_rows))](
             *(packed.out, packed.into, packed.barrier, row_term.contiguous(), *groups, _states(factors)),
             *(tiles, log_weight, found_zero, num_states, num_blocks(factors)),
             WIDTH=width,
             BLOCK_FACTORED=factors.transition.per_block,
+            FIND_ZEROS=check_messages,
             PRODUCT=logit_product(precision),
             K_PAD=cut.states,
+            FILLED=filled(num_states),
             ROWS=cut.tile_rows,
             BLOCK_H=min(cut.tile_width, width),
             num_warps=cut.tile_warps,
@@ -234,10 +246,11 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         *(factors.log_previous.contiguous(), factors.lengths.contiguous(), found_zero),
         *(token_log_probs, log_last, alpha, totals, underflow, length, num_states),
         K_PAD=cut.states,
+        FILLED=filled(num_states),
         ROWS=cut.forward_rows,
         STAGES=cut.forward_stages,
         PARTS=cut.forward_parts,
-        CHECK_MESSAGES=precision == "highest" or factors.transition.is_table,
+        CHECK_MESSAGES=check_messages,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
@@ -270,6 +283,7 @@ def backward(
     kernel.backward[(batch,)](
         *(run.tiles, *vectors, lengths, *cotangents, mean, length, num_states),
         K_PAD=cut.states,
+        FILLED=filled(num_states),
         COLUMNS=cut.backward_columns,
         STAGES=cut.backward_stages,
         PARTS=cut.backward_parts,
@@ -308,10 +322,11 @@ def _table_gradient(
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
-    tiles_kernel.add_tiles[(batch * length, cdiv(cut.states, cut.forward_rows))](
+    tiles_kernel.add_tiles[(batch * length, cdiv(num_states, cut.forward_rows))](
         *(tiles, sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
         K_PAD=cut.states,
+        FILLED=filled(num_states),
         ROWS=cut.forward_rows,
         num_warps=cut.tile_warps,
     )
@@ -343,7 +358,7 @@ def _feature_gradient(
     width, num_positions = cdiv(own_features.shape[1], 16) * 16, order.shape[0]
     block_width = min(cut.sum_width, power_of_2(operand.shape[1]))
     two = cut.sum_two and width > block_width
-    parts = cdiv(cut.states, cut.sum_rows), cdiv(width, 2 * block_width if two else block_width)
+    parts = cdiv(factors.num_states, cut.sum_rows), cdiv(width, 2 * block_width if two else block_width)
     stretch = max(MIN_STRETCH, cdiv(num_positions * parts[0] * parts[1], cut.sum_programs))
     gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
     tiles_kernel.accumulate[(cdiv(num_positions, stretch), *parts)](
@@ -353,6 +368,7 @@ def _feature_gradient(
         BY_TARGET=by_target,
         PRECISION=product_precision(precision),
         K_PAD=cut.states,
+        FILLED=filled(factors.num_states),
         ROWS=cut.sum_rows,
         INNER=cut.sum_inner,
         BLOCK_H=block_width,

@@ -7,8 +7,9 @@ these kernels, and `blocked_recursion/kernel.py` says what the letters mean.
 
 Where the transition is a table, `cut_tiles` and `add_tiles` stand for these.
 
-K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64. `states` is the table
-of each group's states, None where group g holds g K, ..., g K + K - 1.
+K_PAD is K rounded up to a power of two, FILLED to a multiple of 16: up to there S has rows and columns, 0 from K on, and behind
+them nothing is written or read; in vectors the padding is masked. Addresses are int64. `states` is the table of each group's
+states, None where group g holds g K, ..., g K + K - 1.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ def make_tiles(
     M,
     WIDTH: tl.constexpr,
     BLOCK_FACTORED: tl.constexpr,
+    FIND_ZEROS: tl.constexpr,
     PRODUCT: tl.constexpr,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
@@ -95,17 +98,22 @@ def make_tiles(
     tile = tl.exp(logits - finite_or_zero(peak)[:, None])
     if BLOCK_FACTORED:
         total = tl.sum(tile, axis=1)
-        tile = tile / tl.where(total > 0, total, 1.0)[:, None]
+        # One division a row.
+        tile = tile * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
         weight = tl.load(row_term + left_state * M + target, mask=row_in, other=float("-inf"))
     else:
         log_normalizer = tl.load(row_term + left_state, mask=row_in, other=0.0)
         weight = tl.where(peak == float("-inf"), float("-inf"), peak - log_normalizer)
-    smallest = tl.min(tl.min(tl.where(row_in[:, None] & column_in[None, :], tile, 1.0), axis=1), axis=0)
-    # Several programs may write it; all write the same.
-    tl.store(found_zero, 1, mask=smallest == 0.0)
-    tile = tl.where(row_in[:, None], tile, 0.0)
+    if FIND_ZEROS:
+        smallest = tl.min(tl.min(tl.where(row_in[:, None] & column_in[None, :], tile, 1.0), axis=1), axis=0)
+        # Several programs may write it; all write the same.
+        tl.store(found_zero, 1, mask=smallest == 0.0)
+    tile = tl.where(row_in[:, None], tile, 0.0).to(tiles.dtype.element_ty)
     at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
-    tl.store(at, tile.to(tiles.dtype.element_ty))
+    if FILLED == K_PAD:
+        tl.store(at, tile)
+    else:
+        tl.store(at, tile, mask=(row < FILLED)[:, None] & (column < FILLED)[None, :])
     tl.store(log_weight + n * K + row, weight, mask=row_in)
 
 
@@ -121,6 +129,7 @@ def cut_tiles(
     K,
     num_columns,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Rows of one tile S, and the log weight of each, from a table of log A."""
@@ -138,8 +147,19 @@ def cut_tiles(
     smallest = tl.min(tl.min(tl.where(inside, tile, 1.0), axis=1), axis=0)
     tl.store(found_zero, 1, mask=smallest == 0.0)
     at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
-    tl.store(at, tile.to(tiles.dtype.element_ty))
+    tl.store(at, tile.to(tiles.dtype.element_ty), mask=(row < FILLED)[:, None] & (column < FILLED)[None, :])
     tl.store(log_weight + n * K + row, peak, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def load_tile(tile, row, column, K_PAD: tl.constexpr, FILLED: tl.constexpr):
+    """S at these rows and columns; 0 where nothing was written."""
+    at = tile + row * K_PAD + column
+    if FILLED == K_PAD:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(row < FILLED) & (column < FILLED), other=0.0)
 
 
 @triton.jit
@@ -154,6 +174,7 @@ def add_tiles(
     K,
     num_columns,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """gradient[states left, states entered] += sent S ratio: rows of the tile of one position."""
@@ -163,7 +184,7 @@ def add_tiles(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, K_PAD)
     row_in, column_in = row < K, column < K
-    tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]).to(tl.float32)
+    tile = load_tile(tiles + n * K_PAD * K_PAD, row[:, None], column[None, :], K_PAD, FILLED).to(tl.float32)
     leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)
     toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)
     value = leaving[:, None] * tile * toward[None, :]
@@ -201,6 +222,7 @@ def accumulate(
     BY_TARGET: tl.constexpr,
     PRECISION: tl.constexpr,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -212,7 +234,7 @@ def accumulate(
     frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
     With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both.
     """
-    PIECES: tl.constexpr = K_PAD // INNER
+    PIECES: tl.constexpr = (FILLED + INNER - 1) // INNER
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     feature = tl.program_id(2) * (BLOCK_H * (2 if TWO else 1)) + tl.arange(0, BLOCK_H)
     inner = tl.arange(0, INNER)
@@ -242,13 +264,13 @@ def accumulate(
         column_in = column < K
         # Rows are the states of the own group: entered if they are targets, else left.
         if BY_TARGET:
-            tile = tl.load(tiles + n * K_PAD * K_PAD + column[None, :] * K_PAD + row[:, None])
+            tile = load_tile(tiles + n * K_PAD * K_PAD, column[None, :], row[:, None], K_PAD, FILLED)
             toward = tl.load(ratio + n * K + row, mask=row_in, other=0.0)[:, None]
             leaving = tl.load(sent + n * K + column, mask=column_in, other=0.0)[None, :]
             if BLOCK_FACTORED:
                 toward = toward - tl.load(mean + n * K + column, mask=column_in, other=0.0)[None, :]
         else:
-            tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :])
+            tile = load_tile(tiles + n * K_PAD * K_PAD, row[:, None], column[None, :], K_PAD, FILLED)
             toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)[None, :]
             leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)[:, None]
             if BLOCK_FACTORED:
