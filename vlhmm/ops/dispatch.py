@@ -100,6 +100,7 @@ EMISSION = Kernels("emission softmax")
 # All pairs of positions are compared: beyond, sorting is less work.
 GROUP_ORDER = Kernels("positions sorted by group", max_size=1 << 13, size="positions")
 MAX_PRODUCT = Kernels("max-product (Viterbi)", condition="one tile for all positions")
+PARAMETER_UPDATE = Kernels("parameter update (clipping, AdamW, average)", condition="contiguous")
 RESIDUAL_NETWORK = Kernels("residual network", max_size=1024, size="width", condition="bf16 or tf32")
 ROW_LOGSUMEXP = Kernels(
     "row logsumexp (softmax normaliser)",
@@ -115,7 +116,7 @@ WORD_ROWS = Kernels("emission rows of a text")
 
 OPERATIONS = (
     *(BLOCKED_RECURSION, CLIPPING, DENSE_RECURSION, DRAWN_STATES, EMISSION, GROUP_ORDER, MAX_PRODUCT),
-    *(RESIDUAL_NETWORK, ROW_LOGSUMEXP, STATE_ROWS, TABLE_SOFTMAX, TOKEN_EMISSION, WINDOW_GROUPS, WORD_ROWS),
+    *(PARAMETER_UPDATE, RESIDUAL_NETWORK, ROW_LOGSUMEXP, STATE_ROWS, TABLE_SOFTMAX, TOKEN_EMISSION, WINDOW_GROUPS, WORD_ROWS),
 )
 
 

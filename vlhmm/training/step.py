@@ -21,7 +21,9 @@ from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
 from vlhmm.models import Model, StateSubset, Window, split_frozen
+from vlhmm.ops import parameter_update
 from vlhmm.ops.clipping import clip_gradients
+from vlhmm.ops.parameter_update import AdamW, Group, Moved, update_by_kernels
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
 from vlhmm.training.settings import TrainSettings
@@ -223,15 +225,40 @@ class Step:
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
-        norm = clip_gradients(self.parameters, self.settings.clip or math.inf)
-        self.gradient_norm.copy_(norm)
-        self.optimizer.step()
-        if self.settings.ema:
-            self._average()
+        largest_norm = self.settings.clip or math.inf
+        pairs = list(zip(self.averaged.parameters(), self.model.parameters(), strict=True)) if self.settings.ema else []
+        if parameter_update.kernels_take(self.parameters):
+            self.gradient_norm.copy_(self._update_by_kernels(largest_norm, pairs))
+            # Those that no gradient reaches.
+            pairs = [pair for pair in pairs if not pair[1].requires_grad]
+        else:
+            self.gradient_norm.copy_(clip_gradients(self.parameters, largest_norm))
+            self.optimizer.step()
+        self._average(pairs)
+
+    def _update_by_kernels(self, largest_norm: float, pairs: list[tuple[Tensor, Tensor]]) -> Float[Tensor, ""]:
+        """The same in one pass over all; the optimizer holds its rates and state as ever."""
+        average_of = {parameter: average for average, parameter in pairs}
+        groups = []
+        for group in self.optimizer.param_groups:
+            members = [self._moved(parameter, average_of.get(parameter)) for parameter in group["params"]]
+            rate = torch.as_tensor(group["lr"], dtype=torch.float32, device=self.loss.device)
+            groups.append(Group(rate, members))
+        some = self.optimizer.param_groups[0]
+        adam = AdamW(*some["betas"], some["eps"], some["weight_decay"])
+        return update_by_kernels(groups, adam, largest_norm, self._average_weight)
+
+    def _moved(self, parameter: Tensor, average: Tensor | None) -> Moved:
+        state = self.optimizer.state[parameter]
+        if not state:
+            # As the optimizer's first step would.
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        assert parameter.grad is not None, "every parameter has a gradient, though it be zeros"
+        return Moved(parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"], average)
 
     @torch.no_grad()
-    def _average(self) -> None:
-        pairs = list(zip(self.averaged.parameters(), self.model.parameters(), strict=True))
+    def _average(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         for average, parameter in pairs:
             if parameter.numel() >= SMALL:
                 average.lerp_(parameter, self._average_weight)
