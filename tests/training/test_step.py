@@ -93,7 +93,7 @@ def test_steps_updated_by_kernels_are_those_of_torch(corpus: vlhmm.Corpus, monke
     assert sorted(found) == sorted(expected)
     assert float(ours.gradient_norm) == pytest.approx(float(plain.gradient_norm), rel=1e-5)
     for name, theirs in expected.items():
-        assert found[name].dtype == theirs.dtype and found[name].shape == theirs.shape, name
+        assert found[name].dtype == theirs.dtype, name
         torch.testing.assert_close(found[name], theirs, rtol=1e-4, atol=1e-6, msg=name)
 
 

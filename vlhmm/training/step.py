@@ -226,7 +226,9 @@ class Step:
     def update(self) -> None:
         """The optimizer's step and the running average."""
         largest_norm = self.settings.clip or math.inf
-        pairs = list(zip(self.averaged.parameters(), self.model.parameters(), strict=True)) if self.settings.ema else []
+        pairs = list[tuple[Tensor, Tensor]]()
+        if self.settings.ema:
+            pairs += zip(self.averaged.parameters(), self.model.parameters(), strict=True)
         if parameter_update.kernels_take(self.parameters):
             self.gradient_norm.copy_(self._update_by_kernels(largest_norm, pairs))
             # Those that no gradient reaches.
@@ -245,7 +247,8 @@ class Step:
             rate = torch.as_tensor(group["lr"], dtype=torch.float32, device=self.loss.device)
             groups.append(Group(rate, members))
         some = self.optimizer.param_groups[0]
-        adam = AdamW(*some["betas"], some["eps"], some["weight_decay"])
+        beta1, beta2 = some["betas"]
+        adam = AdamW(beta1, beta2, some["eps"], some["weight_decay"])
         return update_by_kernels(groups, adam, largest_norm, self._average_weight)
 
     def _moved(self, parameter: Tensor, average: Tensor | None) -> Moved:

@@ -1,9 +1,17 @@
 """Transitions: p(z' | z), one file a kind, all of them behind the protocol `Transition`."""
 
 from vlhmm.transitions.block_factored import BlockFactoredTransition
+from vlhmm.transitions.block_softmax import BlockSoftmaxTransition
 from vlhmm.transitions.low_rank import LowRankTransition
 from vlhmm.transitions.protocol import Transition
 from vlhmm.transitions.softmax import SoftmaxTransition
 from vlhmm.transitions.table import TableTransition
 
-__all__ = ["BlockFactoredTransition", "LowRankTransition", "SoftmaxTransition", "TableTransition", "Transition"]
+__all__ = [
+    "BlockFactoredTransition",
+    "BlockSoftmaxTransition",
+    "LowRankTransition",
+    "SoftmaxTransition",
+    "TableTransition",
+    "Transition",
+]

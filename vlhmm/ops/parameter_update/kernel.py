@@ -1,9 +1,9 @@
 """The update on a GPU; `launch.py` calls these kernels, each for several parameters of like size.
 
-    squares   sums of squares of the gradients' pieces
-    conclude  a program: the norm, and what clipping multiplies gradients by
-    count     a program a parameter: its step, and AdamW's corrections of the two moments
-    move      clipping, AdamW and the running average of a piece
+squares   sums of squares of the gradients' pieces
+conclude  a program: the norm, and what clipping multiplies gradients by
+count     a program a parameter: its step, and AdamW's corrections of the two moments
+move      clipping, AdamW and the running average of a piece
 """
 
 from __future__ import annotations

@@ -77,7 +77,10 @@ def make_tiles(
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Rows of one tile S, and the log weight of each. A row stays whole: its normaliser needs all K columns."""
+    """Rows of one tile S, and the log weight of each. A row stays whole: its normaliser needs all K columns.
+
+    Without a `row_term` the log weights have been written before.
+    """
     n = tl.program_id(0).to(tl.int64)
     source = tl.load(source_group + n).to(tl.int64)
     target = tl.load(target_group + n).to(tl.int64)
@@ -100,10 +103,13 @@ def make_tiles(
         total = tl.sum(tile, axis=1)
         # One division a row.
         tile = tile * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
-        weight = tl.load(row_term + left_state * M + target, mask=row_in, other=float("-inf"))
+        if row_term is not None:
+            weight = tl.load(row_term + left_state * M + target, mask=row_in, other=float("-inf"))
+            tl.store(log_weight + n * K + row, weight, mask=row_in)
     else:
         log_normalizer = tl.load(row_term + left_state, mask=row_in, other=0.0)
         weight = tl.where(peak == float("-inf"), float("-inf"), peak - log_normalizer)
+        tl.store(log_weight + n * K + row, weight, mask=row_in)
     if FIND_ZEROS:
         smallest = tl.min(tl.min(tl.where(row_in[:, None] & column_in[None, :], tile, 1.0), axis=1), axis=0)
         # Several programs may write it; all write the same.
@@ -114,7 +120,6 @@ def make_tiles(
         tl.store(at, tile)
     else:
         tl.store(at, tile, mask=(row < FILLED)[:, None] & (column < FILLED)[None, :])
-    tl.store(log_weight + n * K + row, weight, mask=row_in)
 
 
 @triton.jit
@@ -212,6 +217,7 @@ def accumulate(
     other_group,
     states,
     features,
+    block_weight,
     gradient,
     num_positions,
     stretch,
@@ -232,7 +238,8 @@ def accumulate(
 
     A program takes `stretch` positions and keeps the sum in registers as long as the group stays the same: however
     frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
-    With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both.
+    With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both. With a `block_weight` the
+    log weight of a position's tile is made of features too: their gradient is flow times the weights of the target's block.
     """
     PIECES: tl.constexpr = (FILLED + INNER - 1) // INNER
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -285,6 +292,23 @@ def accumulate(
             at += BLOCK_H
             operand = tl.load(at, mask=column_in[:, None] & (feature + BLOCK_H < WIDTH)[None, :], other=0.0)
             second = tl.dot(d_logits, nearest_tf32(operand, PRECISION), second, input_precision=PRECISION)
+        # The first is known when the kernel is compiled.
+        if block_weight is not None:  # noqa: SIM102
+            if i % PIECES == 0:
+                # A product with one column that is not zero: the sums stay where the matrix units have them.
+                flow = tl.load(sent + n * K + row, mask=row_in, other=0.0)
+                flow *= tl.load(mean + n * K + row, mask=row_in, other=0.0)
+                one = tl.arange(0, 16)
+                flows = tl.where((one == 0)[None, :], flow[:, None], 0.0).to(features.dtype.element_ty)
+                at_weight = block_weight + other * WIDTH + one[:, None] * 0 + feature[None, :]
+                chosen = (one == 0)[:, None] & (feature < WIDTH)[None, :]
+                weights = tl.load(at_weight, mask=chosen, other=0.0)
+                flows = nearest_tf32(flows, PRECISION)
+                total = tl.dot(flows, nearest_tf32(weights, PRECISION), total, input_precision=PRECISION)
+                if TWO:
+                    chosen = (one == 0)[:, None] & (feature + BLOCK_H < WIDTH)[None, :]
+                    weights = tl.load(at_weight + BLOCK_H, mask=chosen, other=0.0)
+                    second = tl.dot(flows, nearest_tf32(weights, PRECISION), second, input_precision=PRECISION)
     add_rows(total, gradient, states, group, row, feature, K, H)
     if TWO:
         add_rows(second, gradient, states, group, row, feature + BLOCK_H, K, H)
