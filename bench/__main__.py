@@ -3,6 +3,7 @@
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
 `python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
 `python -m bench profile`: where the time of a call goes, kernel by kernel.
+`python -m bench cuts`: which way to cut the kernels of a block-factored step is the fastest on this GPU.
 `python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
 """
 
@@ -27,6 +28,7 @@ from rich.console import Console
 from bench import original
 from bench.beside import side_by_side
 from bench.constraints import compiled
+from bench.cuts import compile_all, cutting_table, cuttings, move_cuttings
 from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
 from bench.first_step import FirstStep, first_steps
@@ -275,6 +277,28 @@ def grid(
         # After each: what is stopped half way keeps what it has measured.
         _write(json_file, where, begun, rates, {"grid": [asdict(one) for one in found]})
     _shown(Console()).print(grid_table(found))
+
+
+@app.command()
+def cuts(
+    device: DeviceName = DEFAULT_DEVICE,
+    json_file: JsonFile = None,
+    only: Annotated[str, typer.Option(help="Some of W3b, W3c, W3d, W3e, with commas.")] = "W3c,W3e",
+    quick: Quick = False,
+) -> None:
+    """The time of the kernels of a block-factored step by each way to cut them, checked against float64."""
+    begun, where = time.perf_counter(), _device(device)
+    works = [step for name in only.split(",") for step in ("W3b", "W3c", "W3d", "W3e") if step == name.strip()]
+    if len(works) != len(only.split(",")):
+        raise typer.BadParameter(f"{only!r} names others than W3b, W3c, W3d, W3e")
+    found = []
+    if where.type == "cuda":
+        compile_all(works, quick, "bf16")
+    for work in works:
+        found += cuttings(work, where, quick, "bf16" if where.type == "cuda" else "highest")
+        found += move_cuttings(work, where, quick)
+        _shown(Console()).print(cutting_table([one for one in found if one.work == work]))
+        _write(json_file, where, begun, measure_rates(where, True), {"cuts": [asdict(one) for one in found]})
 
 
 @app.command()
