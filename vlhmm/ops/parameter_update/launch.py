@@ -15,7 +15,9 @@ from vlhmm.ops.parameter_update.reference import AdamW, Group, Moved
 from vlhmm.ops.sizes import cdiv
 
 MAX_TOGETHER = 8
-"""Parameters of a launch: each is a branch of the kernel."""
+"""Parameters of a launch."""
+MAX_INT32 = (1 << 31) - 1
+"""Numbers of a launch's parameters are of one type: beyond, each has a launch of its own."""
 SMALL = 1 << 14
 """Below, any sizes share a launch; else those within a factor of four, so that few programs have nothing to do."""
 SQUARES_BLOCK, SQUARES_PROGRAMS = 4096, 1056
@@ -71,7 +73,7 @@ def _batches(group: Group) -> Iterable[_Batch]:
     for one in sorted(group.members, key=lambda one: -one.parameter.numel()):
         if members:
             largest = members[0].parameter.numel()
-            alike = largest <= max(SMALL, 4 * one.parameter.numel())
+            alike = largest <= min(max(SMALL, 4 * one.parameter.numel()), MAX_INT32)
             if not alike or len(members) == MAX_TOGETHER:
                 yield _Batch(group.rate, members)
                 members = []
