@@ -300,3 +300,18 @@ def test_a_captured_graph_equals_eager() -> None:
     graph.replay()
     for ours, theirs in zip(captured, eager, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_features_without_a_gradient_leave_the_others_theirs() -> None:
+    factors = moved_to(random_factors(BlockSoftmaxTransition, 22), DEVICE)
+    leaves = leaves_of(factors)
+    asked = [leaves["into"].requires_grad_(), leaves["block_weight"].requires_grad_()]
+    found, expected = (
+        torch.autograd.grad(run(with_leaves(factors, leaves)).sum(), asked)
+        for run in (
+            lambda given: blocked_recursion_by_kernels(given, "highest").token_log_probs,
+            lambda given: reference.blocked_recursion(given)[0],
+        )
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

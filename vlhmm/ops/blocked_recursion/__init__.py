@@ -120,7 +120,7 @@ class _BlockedRecursion(torch.autograd.Function):
             *(packed.out, packed.into, packed.barrier),
             *(run.token_log_probs, run.log_last, run.underflow, run.tiles),
             *(run.weight, run.emission, run.alpha, run.totals),
-            *(() if choice is None else (choice.weight, choice.barrier, choice.bias, choice.log_sum, choice.mean)),
+            *(() if choice is None else vars(choice).values()),
         )
         ctx.per_block, ctx.precision, ctx.cut = per_block, precision, cut
         ctx.mark_non_differentiable(run.underflow)

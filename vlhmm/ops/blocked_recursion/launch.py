@@ -209,7 +209,9 @@ def choice_of(factors: BlockedFactors, packed: Operands, precision: Precision, w
         return None
     out = choices.source_operand(packed.out, *transition.out.shape)
     weight, bias = transition.block_weight, transition.block_bias
-    return choices.forward(out, weight, bias, precision, with_mean=with_mean)
+    # Of B T group numbers; no large tensor is moved.
+    order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
+    return choices.forward(out, weight, bias, order, precision, with_mean=with_mean)
 
 
 def forward(
@@ -227,7 +229,7 @@ def forward(
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     row_term = factors.transition.row_term
     if choice is not None:
-        choices.write_log_weights(packed.out, choice, *groups, log_weight)
+        choices.write_log_weights(packed.out, choice, log_weight)
     if factors.transition.is_table:
         log_prob = factors.transition.out.contiguous()
         tiles_kernel.cut_tiles[(batch * length, cdiv(num_states, cut.forward_rows))](
@@ -328,16 +330,16 @@ def backward(
         from_table = _table_gradient(factors, transition.out, run.tiles, sent, ratio, cut)
         return Gradient(d_log_previous, d_log_inits, from_table, None, None, None, None, posterior)
     d_weight = d_bias = begun = None
-    if choice is not None and d_row_term is not None and choice.mean is not None:
-        groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
-        num_blocks_chosen = choice.bias.shape[0] if transition.block_bias is None else transition.block_bias.shape[0]
+    if choice is not None and d_row_term is not None:
+        blocks = 0 if transition.block_bias is None else transition.block_bias.shape[0]
         d_weight, d_bias = choices.backward(
-            *(packed.out, *transition.out.shape, num_blocks_chosen, choice, d_row_term, sent, mean, *groups, precision)
+            *(packed.out, *transition.out.shape, blocks, choice, d_row_term, sent, mean, precision)
         )
-        begun = choices.begin_gradient(choice.mean, d_row_term, _row_length(transition.out))
+        if choice.mean is not None:
+            begun = choices.begin_gradient(choice.mean, d_row_term, _row_length(transition.out))
         d_row_term = None
-    # Of B T group numbers; no large tensor is moved.
-    order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
+    order = choice.order if choice is not None else None
+    order = order or group_order(factors.source_group.flatten(), factors.target_group.flatten())
     own, other, position = order.own, order.other, order.position
     shared = (factors, run.tiles, sent, ratio, mean, precision, cut)
     weight = None if choice is None else choice.weight

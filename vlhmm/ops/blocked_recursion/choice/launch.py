@@ -9,13 +9,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.blocked_recursion.choice import kernel
+from vlhmm.ops.groups.order import GroupOrder
 from vlhmm.ops.row_logsumexp import launch as row_logsumexp
 from vlhmm.ops.row_logsumexp.launch import Packed
 from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
-TILE_NUMBERS = 1 << 13
-"""Features that a program holds: 64 numbers a thread, in 4 warps."""
+TILE_NUMBERS = 1 << 14
+"""Features that a program keeps: 64 numbers a thread, in 8 warps, so that a multiprocessor has two programs."""
+MOVED_NUMBERS = 1 << 11
+"""Numbers that a program moves: 16 a thread, in 4 warps."""
+STRETCH = 8
+"""Positions of a program."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,14 @@ class Choice:
     """log sum over blocks m of exp(out_z . weight_m + bias_m)."""
     mean: Float[Tensor, "Z H"] | None
     """sum over m of p(m | z) weight_m; None where no gradient will be asked for."""
+    own: Int[Tensor, "2 N"]
+    """Positions by their groups, as in `GroupOrder`; `other` and `position` likewise."""
+    other: Int[Tensor, "2 N"]
+    position: Int[Tensor, "2 N"]
+
+    @property
+    def order(self) -> GroupOrder:
+        return GroupOrder(self.own, self.other, self.position)
 
 
 def packed(features: Float[Tensor, "N H"], precision: Precision) -> Packed:
@@ -46,6 +59,7 @@ def forward(
     out: Packed,
     block_weight: Float[Tensor, "M H"],
     block_bias: Float[Tensor, " M"],
+    order: GroupOrder,
     precision: Precision,
     *,
     with_mean: bool,
@@ -57,27 +71,25 @@ def forward(
     # There are many rows and few columns: parts of these would only have to be joined.
     cut = {"precision": precision, "tiles": tiles, "num_splits": 1}
     log_sum, mean = row_logsumexp.forward(out, weight, with_mean=with_mean, bias=bias, **cut)  # type: ignore[arg-type]
-    return Choice(weight.features, weight.barrier, bias, log_sum, mean)
+    return Choice(weight.features, weight.barrier, bias, log_sum, mean, order.own, order.other, order.position)
 
 
-def write_log_weights(
-    out: Float[Tensor, "Z width"],
-    choice: Choice,
-    source_group: Int[Tensor, "B T"],
-    target_group: Int[Tensor, "B T"],
-    log_weight: Float[Tensor, "B T K"],
-) -> None:
+def write_log_weights(out: Float[Tensor, "Z width"], choice: Choice, log_weight: Float[Tensor, "B T K"]) -> None:
     """The log-probability of each position's target block for each state it is left from."""
-    num_states, width = log_weight.shape[2], out.shape[1]
+    num_states, num_positions = log_weight.shape[2], choice.position.shape[1]
+    programs, cut = _cut(num_positions, num_states, out.shape[1])
+    kernel.log_weights[programs](
+        *(out, choice.weight, choice.bias, choice.log_sum, choice.position[0], choice.own[0], choice.other[0]),
+        *(log_weight, num_positions, num_states),
+        **cut,
+    )
+
+
+def _cut(num_positions: int, num_states: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     padded = power_of_2(width)
     rows = max(1, min(power_of_2(num_states), TILE_NUMBERS // padded))
-    kernel.log_weights[(source_group.numel(), cdiv(num_states, rows))](
-        *(out, choice.weight, choice.bias, choice.log_sum, source_group, target_group, log_weight, num_states),
-        WIDTH=width,
-        WIDTH_PAD=padded,
-        ROWS=rows,
-        num_warps=4,
-    )
+    cut = {"WIDTH": width, "WIDTH_PAD": padded, "ROWS": rows, "STRETCH": STRETCH, "num_warps": 8}
+    return (cdiv(num_positions, STRETCH), cdiv(num_states, rows)), cut
 
 
 def begin_gradient(
@@ -87,7 +99,7 @@ def begin_gradient(
     num_rows, width = mean.shape
     gradient = mean.new_empty(num_rows, stride)
     padded = power_of_2(stride)
-    rows = max(1, TILE_NUMBERS // 4 // padded)
+    rows = max(1, MOVED_NUMBERS // padded)
     kernel.begin[(cdiv(num_rows, rows),)](
         *(mean, d_log_sum, gradient, num_rows, width, stride), WIDTH_PAD=padded, ROWS=rows, num_warps=4
     )
@@ -103,8 +115,6 @@ def backward(
     d_log_sum: Float[Tensor, " Z"],
     sent: Float[Tensor, "B T K"],
     mean: Float[Tensor, "B T K"],
-    source_group: Int[Tensor, "B T"],
-    target_group: Int[Tensor, "B T"],
     precision: Precision,
 ) -> tuple[Float[Tensor, "M H"], Float[Tensor, " M"]]:
     """The gradients of weights and biases."""
@@ -118,14 +128,12 @@ def backward(
         num_splits=_num_splits(num_rows, num_blocks, tiles, out.device),
     )
     assert d_bias is not None
-    num_states, width = sent.shape[2], out.shape[1]
-    padded = power_of_2(width)
-    kernel.add_up[(source_group.numel(),)](
-        *(out, sent, mean, source_group, target_group, d_weight, d_bias, num_states, num_features),
-        WIDTH=width,
-        WIDTH_PAD=padded,
-        ROWS=max(1, TILE_NUMBERS // padded),
-        num_warps=4,
+    num_states, num_positions = sent.shape[2], choice.position.shape[1]
+    programs, by = _cut(num_positions, num_states, out.shape[1])
+    kernel.add_up[programs](
+        *(out, sent, mean, choice.position[0], choice.own[0], choice.other[0], d_weight, d_bias),
+        *(num_positions, num_states, num_features),
+        **by,
     )
     return d_weight, d_bias
 
