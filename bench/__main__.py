@@ -4,6 +4,7 @@
 `python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
 `python -m bench profile`: where the time of a call goes, kernel by kernel.
 `python -m bench distributed`: steps over several processes, and a model of larger clusters.
+`python -m bench cuts`: which way to cut the kernels of a block-factored step is the fastest on this GPU.
 `python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
 """
 
@@ -28,6 +29,7 @@ from rich.console import Console
 from bench import original
 from bench.beside import side_by_side
 from bench.constraints import compiled
+from bench.cuts import compile_all, cutting_table, cuttings, move_cuttings
 from bench.distributed import on_cpu, on_gpu, tables
 from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
@@ -288,6 +290,28 @@ def grid(
         # After each: what is stopped half way keeps what it has measured.
         _write(json_file, where, begun, rates, {"grid": [asdict(one) for one in found]})
     _shown(Console()).print(grid_table(found))
+
+
+@app.command()
+def cuts(
+    device: DeviceName = DEFAULT_DEVICE,
+    json_file: JsonFile = None,
+    only: Annotated[str, typer.Option(help="Some of W3b, W3c, W3d, W3e, with commas.")] = "W3c,W3e",
+    quick: Quick = False,
+) -> None:
+    """The time of the kernels of a block-factored step by each way to cut them, checked against float64."""
+    begun, where = time.perf_counter(), _device(device)
+    works = [step for name in only.split(",") for step in ("W3b", "W3c", "W3d", "W3e") if step == name.strip()]
+    if len(works) != len(only.split(",")):
+        raise typer.BadParameter(f"{only!r} names others than W3b, W3c, W3d, W3e")
+    found = []
+    if where.type == "cuda":
+        compile_all(works, quick, "bf16")
+    for work in works:
+        found += cuttings(work, where, quick, "bf16" if where.type == "cuda" else "highest")
+        found += move_cuttings(work, where, quick)
+        _shown(Console()).print(cutting_table([one for one in found if one.work == work]))
+        _write(json_file, where, begun, measure_rates(where, True), {"cuts": [asdict(one) for one in found]})
 
 
 @app.command()

@@ -21,6 +21,7 @@ RECORDS_GRADIENTS = {
     "inference/replay.py": "a CUDA graph records no gradient",
     "inference/small.py": "compiled loops record no gradient",
     "inference/score.py": "windows are checkpointed where gradients are recorded",
+    "ops/blocked_recursion/__init__.py": "means are made for the backward pass",
     "ops/recursion/__init__.py": "messages are kept for the backward pass",
     "ops/row_logsumexp/__init__.py": "means are made for the backward pass",
     "sequences.py": "whether autograd would follow given log-likelihoods",

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from small_models import Blocks
 
 from vlhmm.hmm import HMM
 from vlhmm.models import Model, neural_hmm
+from vlhmm.models.heads import BlockFactoredHead
 from vlhmm.ops import residual_network as op
 from vlhmm.precision import EXACT, Numerics, Precision
 
@@ -57,6 +59,28 @@ def test_log_p_of_64_tokens_is_off_by_less_than_3e_4(
             assert (off > 1e-7).any()
             assert (off < 3e-4).all()
             torch.testing.assert_close(log_probs(model), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("initialisation", ["paper", "code"])
+def test_bf16_in_the_logits_of_blocks_puts_log_p_off_by_less_than_1e_4(initialisation: str) -> None:
+    """What a training step's choice of a block reads, all else exact; the gradient by its norm."""
+    model = middling("block-factored", initialisation).double()
+    tables, head = model.tables(), model.transition
+    assert isinstance(head, BlockFactoredHead)
+    tokens = torch.randint(WORDS, (4, 64), generator=torch.Generator().manual_seed(1))
+    found = []
+    for dtype in (torch.float64, torch.bfloat16):
+        weight = head.block.weight.detach().clone().requires_grad_()
+        # Gradients do not see the rounding.
+        features = model.encoder.features(None).out.detach().to(dtype).double()
+        rounded = weight + (weight.detach().to(dtype).double() - weight.detach())
+        log_block = (features @ rounded.T + head.block.bias.detach()).log_softmax(1)
+        transition = replace(tables.transition, log_block=log_block)  # type: ignore[type-var]
+        log_prob = HMM(replace(tables, transition=transition)).log_prob(tokens)
+        found.append((log_prob.detach(), *torch.autograd.grad(log_prob.sum(), weight)))
+    (exact, gradient), (rounded_log_prob, rounded_gradient) = found
+    assert 0 < float((rounded_log_prob / exact - 1).abs().max()) < 1e-4
+    assert float((rounded_gradient - gradient).norm() / gradient.norm()) < 1e-2
 
 
 @pytest.mark.parametrize("precision", ["highest", "tf32", "bf16"])

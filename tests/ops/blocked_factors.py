@@ -12,11 +12,11 @@ if not torch.cuda.is_available():
 
 from vlhmm.ops.blocked_recursion import BlockedFactors, Precision, blocked_recursion_by_kernels, launch, reference
 from vlhmm.records import named_tensors
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
+from vlhmm.transitions import BlockFactoredTransition, BlockSoftmaxTransition, SoftmaxTransition, TableTransition
 
 FACTORS = ("log_previous", "log_inits", "log_emission")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KINDS = (BlockFactoredTransition, SoftmaxTransition, TableTransition)
+KINDS = (BlockFactoredTransition, BlockSoftmaxTransition, SoftmaxTransition, TableTransition)
 
 # Relative errors by norm, for the value (log p(x) of a sequence) and for gradients: bf16 keeps 8 bits, tf32 11.
 TOLERANCE: dict[Precision, tuple[float, float]] = {"bf16": (3e-4, 2e-2), "tf32": (3e-5, 3e-3), "highest": (1e-6, 2e-5)}
@@ -48,6 +48,8 @@ def random_factors(
         transition = kind((out @ into.T).log_softmax(1))
     elif kind is BlockFactoredTransition:
         transition = kind(normal(sources * states, groups).log_softmax(1), out, into)
+    elif kind is BlockSoftmaxTransition:
+        transition = kind(out, into, normal(groups, width), normal(groups))
     else:
         transition = kind(out, into, (out @ into.T).logsumexp(1))
     source_group = integers(0, groups, batch, positions)

@@ -27,7 +27,7 @@ from vlhmm.ops.blocked_recursion import (
     launch,
     reference,
 )
-from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition, TableTransition
+from vlhmm.transitions import BlockFactoredTransition, BlockSoftmaxTransition, SoftmaxTransition, TableTransition
 
 pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
 
@@ -74,17 +74,30 @@ def test_a_tile_in_pieces_equals_the_reference(kind: type) -> None:
     check_kernels(factors, "highest", cut=replace(launch.cut_for(19, "highest"), **sizes, sum_programs=5))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tile_that_is_filled_in_part_equals_the_reference(kind: type) -> None:
+    """35 states fill 48 of 64 rows and columns: pieces of 16 leave some out, the second piece of 32 is filled in part."""
+    factors = random_factors(kind, 21, batch=2, positions=3, states=35, groups=3, width=6)
+    for size in (16, 32):
+        sizes = dict.fromkeys(("tile_rows", "forward_rows", "backward_columns", "sum_rows", "sum_inner"), size)
+        check_kernels(factors, "highest", cut=replace(launch.cut_for(35, "highest"), **sizes, sum_programs=5))
+
+
+@pytest.mark.parametrize("kind", [BlockSoftmaxTransition, SoftmaxTransition])
 @pytest.mark.parametrize("width", [18, 34])
-def test_two_products_with_one_tile_equal_the_reference(width: int) -> None:
+def test_two_products_with_one_tile_equal_the_reference(kind: type, width: int) -> None:
     """Of 16 features each: 18 and 34 leave a part of the second or all of it out."""
-    factors = random_factors(SoftmaxTransition, 4, batch=2, positions=3, states=19, groups=3, width=width)
+    factors = random_factors(kind, 4, batch=2, positions=3, states=19, groups=3, width=width)
     sizes = {"sum_rows": 16, "sum_inner": 16, "sum_width": 16, "sum_two": True}
     check_kernels(factors, "highest", cut=replace(launch.cut_for(19, "highest"), **sizes, sum_programs=5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_group_at_every_position_is_summed_over_all(kind: type) -> None:
-    factors = random_factors(kind, 5, groups=1, entering=0)
+    # A second block, which nobody enters: over one alone the softmax has no gradient.
+    factors = random_factors(kind, 5, groups=2, entering=0)
+    only = torch.zeros_like(factors.source_group)
+    factors = replace(factors, source_group=only, target_group=only)
     check_kernels(factors, "highest", cut=replace(launch.cut_for(5, "highest"), sum_programs=2))
 
 
@@ -287,3 +300,18 @@ def test_a_captured_graph_equals_eager() -> None:
     graph.replay()
     for ours, theirs in zip(captured, eager, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_features_without_a_gradient_leave_the_others_theirs() -> None:
+    factors = moved_to(random_factors(BlockSoftmaxTransition, 22), DEVICE)
+    leaves = leaves_of(factors)
+    asked = [leaves["into"].requires_grad_(), leaves["block_weight"].requires_grad_()]
+    found, expected = (
+        torch.autograd.grad(run(with_leaves(factors, leaves)).sum(), asked)
+        for run in (
+            lambda given: blocked_recursion_by_kernels(given, "highest").token_log_probs,
+            lambda given: reference.blocked_recursion(given)[0],
+        )
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

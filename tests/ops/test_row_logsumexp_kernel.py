@@ -91,6 +91,25 @@ def test_value_and_gradients_equal_the_reference(device, precision, size):
     )
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(("device", "precision"), PRECISIONS)
+def test_a_bias_is_added_to_every_row_of_logits(device, precision, num_splits):
+    out, into = features(37, 70, 19, device)
+    bias = torch.randn(70, generator=torch.Generator().manual_seed(1)).to(device)
+    settings = {"precision": precision, "tiles": launch.tiling(19, precision), "num_splits": num_splits}
+    packed = [launch.pack(operand.detach(), precision) for operand in (out, into)]
+    padded = torch.nn.functional.pad(bias, (0, packed[1].features.shape[0] - 70))
+    log_sum, mean = launch.forward(*packed, with_mean=True, bias=padded, **settings)
+    weight = weights(37, device)
+    found = launch.grad_into_and_bias(*packed, padded, log_sum, weight, **settings)
+    exact = [operand.detach().double().requires_grad_() for operand in (out, into, bias)]
+    expected = (exact[0] @ exact[1].T + exact[2]).logsumexp(1)
+    gradients = torch.autograd.grad(expected @ weight.double(), exact)
+    made = (log_sum, weight[:, None] * mean, *found)
+    for actual, wanted in zip(made, (expected.detach(), *gradients), strict=True):
+        assert_near(actual, wanted, TOLERANCE[precision])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_splits", [1, 2, 3])
 def test_parts_of_the_streamed_operand_add_up(device, num_splits):

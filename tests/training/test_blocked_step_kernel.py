@@ -38,6 +38,7 @@ SCALAR = {"parameterization": "scalar", "transition": "table", "init_scale": 1.0
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "kept": ("blocked", {"target_network": True}, {}),
     "block-factored kept": ("blocked", {"transition": "block-factored"}, {}),
+    "block-factored scaled": ("blocked", {"transition": "block-factored", "out_scale": 0.5}, {}),
     "factored": ("blocked", {"embeddings": "factored"}, {}),
     "uniform": ("uniform", {}, {"dropout": "columns"}),
     "uniform, all states": ("uniform", {}, {"state_dropout": 0.0}),
@@ -76,6 +77,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residual_network, "_kernels_take", lambda embedding: embedding.dtype == torch.float32)
     monkeypatch.setattr(state_rows, "_kernels_take", lambda per_state, _: per_state.dtype == torch.float32)
     monkeypatch.setattr(heads, "factors_and_row_logsumexp", normalized)
+    monkeypatch.setattr(heads.choice, "kernels_take", lambda out, *_: out.dtype == torch.float32)
     monkeypatch.setattr(table_softmax, "_kernels_take", lambda logits, *_: logits.dtype == torch.float32)
     monkeypatch.setattr(emission, "scattered_logits", lambda *given: logits_of_all_pairs(*given, "highest"))
     for op in (drawn_states, window_groups, group_order):
@@ -122,7 +124,15 @@ class Sums(TorchDispatchMode):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both")
-@pytest.mark.parametrize("changes", [{}, {"target_network": True}, {"embeddings": "factored", "target_network": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"target_network": True},
+        {"embeddings": "factored", "target_network": True},
+        {"transition": "block-factored"},
+    ],
+)
 def test_no_gradient_of_features_or_embeddings_takes_a_pass_to_be_added(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

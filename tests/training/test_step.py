@@ -1,14 +1,21 @@
 """A step of training: dropout that changes between epochs or drops columns, and what an unused start costs."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Must be known before triton is first imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from tiny import tiny_corpus, tiny_model
 
 import vlhmm
 from vlhmm.models import ModelSettings, build, split_frozen
+from vlhmm.ops import parameter_update
 from vlhmm.support import uniform_support
 from vlhmm.training.checkpoint import read_tensors
 from vlhmm.training.gradient import train, training
@@ -69,6 +76,25 @@ def test_the_average_moves_towards_every_parameter_by_its_weight(
         kept = min(QUICK.ema, (2 + number) / (11 + number))
         for average, last, parameter in zip(step.averaged.parameters(), before, step.model.parameters(), strict=True):
             torch.testing.assert_close(average, kept * last + (1 - kept) * parameter, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both")
+def test_steps_updated_by_kernels_are_those_of_torch(corpus: vlhmm.Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State of the same names, and frozen embeddings that rest."""
+    pytest.importorskip("triton")
+    settings = replace(QUICK, freeze_embeddings=0.5, frozen="states", weight_decay=0.1, clip=0.5)
+    plain, ours = Step(tiny_model(corpus), settings), Step(tiny_model(corpus), settings)
+    for number, window in enumerate(torch.randint(corpus.tokenizer.vocab_size, (3, 4, 16))):
+        plain(window, 0.01, fresh=number == 0, frozen=number == 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(parameter_update, "kernels_take", lambda _: True)
+            ours(window, 0.01, fresh=number == 0, frozen=number == 2)
+    found, expected = ours.state(), plain.state()
+    assert sorted(found) == sorted(expected)
+    assert float(ours.gradient_norm) == pytest.approx(float(plain.gradient_norm), rel=1e-5)
+    for name, theirs in expected.items():
+        assert found[name].dtype == theirs.dtype, name
+        torch.testing.assert_close(found[name], theirs, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(("settings", "half_epochs"), [(ANNEALED, 2), (ANNEALED, 3), (COLUMNS, 3)])

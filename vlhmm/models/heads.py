@@ -13,6 +13,7 @@ from vlhmm.memory import require_memory
 from vlhmm.models.encoder import rows
 from vlhmm.models.settings import ModelSettings
 from vlhmm.models.unfilled import unfilled
+from vlhmm.ops.blocked_recursion import choice
 from vlhmm.ops.emission import WordLayout, log_emission, normalize_over_words
 from vlhmm.ops.emission.by_token import token_log_emission, token_log_softmax
 from vlhmm.ops.emission.word_rows import word_rows
@@ -20,7 +21,14 @@ from vlhmm.ops.row_logsumexp import factors_and_row_logsumexp
 from vlhmm.ops.table_softmax import table_log_softmax
 from vlhmm.precision import Numerics
 from vlhmm.support import Support
-from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition, Transition
+from vlhmm.transitions import (
+    BlockFactoredTransition,
+    BlockSoftmaxTransition,
+    LowRankTransition,
+    SoftmaxTransition,
+    TableTransition,
+    Transition,
+)
 
 States = Int[Tensor, " n"] | None
 """Those asked for, or left; None: all."""
@@ -97,7 +105,11 @@ class BlockFactoredHead(nn.Module):
         self, source: States, out: Features, target: Targets, into: Into, live: LiveTargets, numerics: Numerics
     ) -> Transition:
         if live is None:
-            return BlockFactoredTransition(self.block(out).log_softmax(dim=1), _scaled(out, self.out_scale), into)
+            scaled = _scaled(out, self.out_scale)
+            if choice.kernels_take(scaled, into, self.block.weight, numerics.recursion):
+                weight = self.block.weight if self.out_scale == 1 else self.block.weight / self.out_scale
+                return BlockSoftmaxTransition(scaled, into, weight, self.block.bias)
+            return BlockFactoredTransition(self.block(out).log_softmax(dim=1), scaled, into)
         by_block = live.view(self.block.out_features, -1)
         live_blocks = by_block.any(dim=1, keepdim=True)
         log_block = _mask(self.block(out), live_blocks[:, 0]).log_softmax(dim=1)

@@ -87,6 +87,7 @@ class Kernels:
         return ", ".join(part for part in (dtypes, least, largest, self.condition) if part)
 
 
+BLOCK_CHOICE = Kernels("choice of a block by features", max_size=512, size="width", condition="bf16, several blocks")
 BLOCKED_RECURSION = Kernels(
     "blocked recursion", max_size=1024, size="states of a group", condition="several groups, factors that kernels read"
 )
@@ -100,6 +101,7 @@ EMISSION = Kernels("emission softmax")
 # All pairs of positions are compared: beyond, sorting is less work.
 GROUP_ORDER = Kernels("positions sorted by group", max_size=1 << 13, size="positions")
 MAX_PRODUCT = Kernels("max-product (Viterbi)", condition="one tile for all positions")
+PARAMETER_UPDATE = Kernels("parameter update (clipping, AdamW, average)", condition="contiguous")
 RESIDUAL_NETWORK = Kernels("residual network", max_size=1024, size="width", condition="bf16 or tf32")
 ROW_LOGSUMEXP = Kernels(
     "row logsumexp (softmax normaliser)",
@@ -114,8 +116,17 @@ WINDOW_GROUPS = Kernels("groups of a window")
 WORD_ROWS = Kernels("emission rows of a text")
 
 OPERATIONS = (
-    *(BLOCKED_RECURSION, CLIPPING, DENSE_RECURSION, DRAWN_STATES, EMISSION, GROUP_ORDER, MAX_PRODUCT),
-    *(RESIDUAL_NETWORK, ROW_LOGSUMEXP, STATE_ROWS, TABLE_SOFTMAX, TOKEN_EMISSION, WINDOW_GROUPS, WORD_ROWS),
+    *(BLOCK_CHOICE, BLOCKED_RECURSION, CLIPPING, DENSE_RECURSION, DRAWN_STATES, EMISSION, GROUP_ORDER, MAX_PRODUCT),
+    *(
+        PARAMETER_UPDATE,
+        RESIDUAL_NETWORK,
+        ROW_LOGSUMEXP,
+        STATE_ROWS,
+        TABLE_SOFTMAX,
+        TOKEN_EMISSION,
+        WINDOW_GROUPS,
+        WORD_ROWS,
+    ),
 )
 
 

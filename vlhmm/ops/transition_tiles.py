@@ -90,6 +90,9 @@ class TransitionOperands:
     """The normaliser of each row (Z,), or with `per_block` log p(m' | z) (Z, M); None of a table."""
     per_block: bool = False
     """Rows are normalised within each target block."""
+    block_weight: Float[Tensor, "M H"] | None = None
+    """In place of a row's term per block, p(m' | z) is the softmax over blocks of out_z . block_weight_m' + block_bias_m'."""
+    block_bias: Float[Tensor, " M"] | None = None
 
     @property
     def is_table(self) -> bool:
@@ -124,8 +127,12 @@ class TransitionOperands:
                      [0.4000, 0.6000]]])
         """
         groups = (source, source_groups, target, target_groups)
-        if self.into is None or self.row_term is None:
+        if self.into is None:
             return table_tiles(self.out, *groups)
+        if self.block_weight is not None and self.block_bias is not None:
+            log_block = (self.out @ self.block_weight.T + self.block_bias).log_softmax(dim=1)
+            return block_factored_tiles(log_block, self.out, self.into, *groups)
+        assert self.row_term is not None, "of a product of features"
         if self.per_block:
             return block_factored_tiles(self.row_term, self.out, self.into, *groups)
         return softmax_tiles(self.out, self.into, self.row_term, *groups)

@@ -23,7 +23,9 @@ from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.score import can_be_captured, reads_positions, score
 from vlhmm.models import Model, StateSubset, Window, split_frozen
+from vlhmm.ops import parameter_update
 from vlhmm.ops.clipping import clip_gradients
+from vlhmm.ops.parameter_update import AdamW, Group, Moved, update_by_kernels
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
 from vlhmm.training.reduction import FlatGradients
@@ -189,7 +191,7 @@ class Step:
         self._update(self.update, eagerly=not self._gradients.replayed)
         if self._parts is not None:
             self._parts.share(f"step {self.count + 1}")
-            self._average()
+            self._average(self._averages())
 
     def _change_objective(self) -> None:
         """From p(x) to p(x, z) or back; a graph holds one of them."""
@@ -271,20 +273,50 @@ class Step:
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
-        norm = clip_gradients(self.parameters, self.settings.clip or math.inf)
-        self.gradient_norm.copy_(norm)
+        largest_norm, pairs = self.settings.clip or math.inf, self._averages()
+        if self._parts is None and parameter_update.kernels_take(self.parameters):
+            self.gradient_norm.copy_(self._update_by_kernels(largest_norm, pairs))
+            # Those that no gradient reaches.
+            self._average([pair for pair in pairs if not pair[1].requires_grad])
+            return
+        self.gradient_norm.copy_(clip_gradients(self.parameters, largest_norm))
         if self._parts is not None:
             # What follows waits for the other ranks' parts.
             self._parts.take_gradients()
         self.optimizer.step()
         if self._parts is None:
-            self._average()
+            self._average(pairs)
+
+    def _averages(self) -> list[tuple[Tensor, Tensor]]:
+        """Every parameter behind its running average; none without averages."""
+        if not self.settings.ema:
+            return []
+        return list(zip(self.averaged.parameters(), self.model.parameters(), strict=True))
+
+    def _update_by_kernels(self, largest_norm: float, pairs: list[tuple[Tensor, Tensor]]) -> Float[Tensor, ""]:
+        """The same in one pass over all; the optimizer holds its rates and state as ever."""
+        average_of = {parameter: average for average, parameter in pairs}
+        groups = []
+        for group in self.optimizer.param_groups:
+            members = [self._moved(parameter, average_of.get(parameter)) for parameter in group["params"]]
+            rate = torch.as_tensor(group["lr"], dtype=torch.float32, device=self.loss.device)
+            groups.append(Group(rate, members))
+        some = self.optimizer.param_groups[0]
+        beta1, beta2 = some["betas"]
+        adam = AdamW(beta1, beta2, some["eps"], some["weight_decay"])
+        return update_by_kernels(groups, adam, largest_norm, self._average_weight)
+
+    def _moved(self, parameter: Tensor, average: Tensor | None) -> Moved:
+        state = self.optimizer.state[parameter]
+        if not state:
+            # As the optimizer's first step would.
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        assert parameter.grad is not None, "every parameter has a gradient, though it be zeros"
+        return Moved(parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"], average)
 
     @torch.no_grad()
-    def _average(self) -> None:
-        if not self.settings.ema:
-            return
-        pairs = list(zip(self.averaged.parameters(), self.model.parameters(), strict=True))
+    def _average(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         for average, parameter in pairs:
             if parameter.numel() >= SMALL:
                 average.lerp_(parameter, self._average_weight)

@@ -1,6 +1,7 @@
 """Transitions: p(z' | z), one file a kind, all of them behind the protocol `Transition`."""
 
 from vlhmm.transitions.block_factored import BlockFactoredTransition
+from vlhmm.transitions.block_softmax import BlockSoftmaxTransition
 from vlhmm.transitions.low_rank import LowRankTransition
 from vlhmm.transitions.protocol import Transition
 from vlhmm.transitions.softmax import SoftmaxTransition
@@ -8,6 +9,7 @@ from vlhmm.transitions.table import TableTransition, is_table, log_table
 
 __all__ = [
     "BlockFactoredTransition",
+    "BlockSoftmaxTransition",
     "LowRankTransition",
     "SoftmaxTransition",
     "TableTransition",

@@ -64,19 +64,24 @@ def blocked_recursion_by_kernels(
         out,
         transition.into,
         row_term,
+        transition.block_weight,
+        transition.block_bias,
         factors.log_emission.float(),
         (factors.init_of, factors.source_group, factors.target_group, factors.lengths),
         factors.states_of_group,
         transition.per_block,
         precision,
         cut,
+        # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
+        torch.is_grad_enabled() and out.requires_grad,
     )
     return BlockedRun(token_log_probs, log_last, underflow)
 
 
 def _rebuilt(tensors: tuple[Any, ...], states_of_group: Tensor | None, per_block: bool) -> BlockedFactors:
-    log_previous, log_inits, out, into, row_term, log_emission, init_of, source_group, target_group, lengths = tensors
-    transition = TransitionOperands(out, into, row_term, per_block)
+    log_previous, log_inits, out, into, row_term, weight, bias, log_emission, *indices = tensors
+    init_of, source_group, target_group, lengths = indices
+    transition = TransitionOperands(out, into, row_term, per_block, weight, bias)
     groups = (source_group, target_group)
     return BlockedFactors(log_previous, log_inits, init_of, transition, *groups, log_emission, lengths, states_of_group)
 
@@ -90,27 +95,32 @@ class _BlockedRecursion(torch.autograd.Function):
         out: Tensor,
         into: Tensor | None,
         row_term: Tensor | None,
+        block_weight: Tensor | None,
+        block_bias: Tensor | None,
         log_emission: Tensor,
         indices: tuple[Tensor, Tensor, Tensor, Tensor],
         states_of_group: Tensor | None,
         per_block: bool,
         precision: Precision,
         cut: Cut | None,
+        with_mean: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         # Triton is needed here alone.
         from vlhmm.ops.blocked_recursion import launch
 
-        inputs = (log_previous, log_inits, out, into, row_term, log_emission, *indices)
+        inputs = (log_previous, log_inits, out, into, row_term, block_weight, block_bias, log_emission, *indices)
         factors = _rebuilt(inputs, states_of_group, per_block)
         # The tiles of a table are in float32 always.
         cut = cut or launch.cut_for(factors.num_states, "highest" if into is None else precision)
         packed = launch.operands(factors, precision)
-        run = launch.forward(factors, packed, precision, cut)
+        choice = launch.choice_of(factors, packed, precision, with_mean)
+        run = launch.forward(factors, packed, precision, cut, choice)
         ctx.save_for_backward(
             *(*inputs, states_of_group),
             *(packed.out, packed.into, packed.barrier),
             *(run.token_log_probs, run.log_last, run.underflow, run.tiles),
             *(run.weight, run.emission, run.alpha, run.totals),
+            *(() if choice is None else vars(choice).values()),
         )
         ctx.per_block, ctx.precision, ctx.cut = per_block, precision, cut
         ctx.mark_non_differentiable(run.underflow)
@@ -121,17 +131,19 @@ class _BlockedRecursion(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         from vlhmm.ops.blocked_recursion import launch
+        from vlhmm.ops.blocked_recursion.choice.launch import Choice
 
         # Asked for once: under checkpointing a second time would be refused.
         saved = ctx.saved_tensors
         factors, packed, run = (
-            _rebuilt(saved[:10], saved[10], ctx.per_block),
-            launch.Operands(*saved[11:14]),
-            launch.Run(*saved[14:]),
+            _rebuilt(saved[:12], saved[12], ctx.per_block),
+            launch.Operands(*saved[13:16]),
+            launch.Run(*saved[16:24]),
         )
-        gradient = launch.backward(factors, packed, run, cotangents[0], cotangents[1], ctx.precision, ctx.cut)
+        choice = Choice(*saved[24:]) if saved[24:] else None
+        gradient = launch.backward(factors, packed, run, cotangents[0], cotangents[1], ctx.precision, ctx.cut, choice)
         return (
             *(gradient.log_previous, gradient.log_inits, gradient.out, gradient.into),
-            *(gradient.row_term, gradient.log_emission),
-            *(None, None, None, None, None),
+            *(gradient.row_term, gradient.block_weight, gradient.block_bias, gradient.log_emission),
+            *(None, None, None, None, None, None),
         )

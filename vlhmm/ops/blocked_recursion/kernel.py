@@ -20,8 +20,9 @@ The sum of sent_t mean_t is that of u_t ratio_t / e_t, or of alpha_t slope_t, an
     dL / dlog A[z, z'] = sent(z) S[z, z'] ratio(z')                 its row sum: sent(z) mean(z)
     dL / dlogits[z, z'] = sent(z) S[z, z'] (ratio(z') - mean(z))    block-factored; softmax: without the mean
 
-K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64. `states` is the table
-of each group's states, None where group g holds g K, ..., g K + K - 1.
+K_PAD is K rounded up to a power of two, FILLED to a multiple of 16: up to there S has rows and columns, 0 from K on, and behind
+them nothing is written or read; in vectors the padding is masked. Addresses are int64. `states` is the table of each group's
+states, None where group g holds g K, ..., g K + K - 1.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ def exponentiate(
     K,
     K_PAD: tl.constexpr,
     PARTS: tl.constexpr,
+    CHECK_MESSAGES: tl.constexpr,
 ):
     """The vectors of one position, each shifted so that its largest entry is 1; `log_shift` is what the shifts took.
 
     A state that begins anew has not moved: its weights are 0, and its emission holds the init row as well.
 
-    `least`: the smallest of S, of w and of the emissions among what is possible; what underflows is 0.
+    `least`, if CHECK_MESSAGES: the smallest of S, of w and of the emissions among what is possible; what underflows is 0.
     """
     n = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
@@ -80,13 +82,14 @@ def exponentiate(
     tl.store(weight + n * K + state, w, mask=inside)
     tl.store(emission + n * K + state, tl.exp(log_e - peak), mask=inside)
     tl.store(log_shift + n, peak + tl.where(init >= 0, 0.0, shift))
-    part = tl.arange(0, PARTS)
-    smallest = tl.min(tl.load(least_of_tile + n * parts + part, mask=part < parts, other=1.0), axis=0)
-    tl.store(least + 3 * n, smallest)
-    smallest = tl.min(tl.where(inside & (log_w > float("-inf")), tl.exp(log_w - shift), 1.0), axis=0)
-    tl.store(least + 3 * n + 1, smallest)
-    emitting = inside & (log_e > float("-inf"))
-    tl.store(least + 3 * n + 2, tl.min(tl.where(emitting, tl.exp(log_e - peak), 1.0), axis=0))
+    if CHECK_MESSAGES:
+        part = tl.arange(0, PARTS)
+        smallest = tl.min(tl.load(least_of_tile + n * parts + part, mask=part < parts, other=1.0), axis=0)
+        tl.store(least + 3 * n, smallest)
+        smallest = tl.min(tl.where(inside & (log_w > float("-inf")), tl.exp(log_w - shift), 1.0), axis=0)
+        tl.store(least + 3 * n + 1, smallest)
+        emitting = inside & (log_e > float("-inf"))
+        tl.store(least + 3 * n + 2, tl.min(tl.where(emitting, tl.exp(log_e - peak), 1.0), axis=0))
 
 
 @triton.jit
@@ -122,6 +125,7 @@ def forward(
     T,
     K,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
@@ -133,7 +137,7 @@ def forward(
     way: unless every state that the next word makes possible gets so much more that this is beneath the rounding. Where one gets
     nothing it may be impossible, or all it would get has underflowed. Nothing is known of what follows the last message.
     """
-    CHUNKS: tl.constexpr = K_PAD // ROWS
+    CHUNKS: tl.constexpr = (FILLED + ROWS - 1) // ROWS
     b = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
     inside = state < K
@@ -147,7 +151,7 @@ def forward(
         total_before = 1.0
         least_message = tl.min(tl.where(log_message > float("-inf"), message, 1.0), axis=0)
         faint = tl.where(least_message < TINY, 1, 0)
-    tile_at = tiles + b * T * K_PAD * K_PAD + row[:, None] * K_PAD + state[None, :]
+    tile_at = tiles + row[:, None] * K_PAD + state[None, :]
     if PARTS:
         predicted = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
     else:
@@ -157,7 +161,11 @@ def forward(
     for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
         at = b * T + i // CHUNKS
         chunk = i % CHUNKS
-        tile = tl.load(tile_at + i * (ROWS * K_PAD))
+        at_tile = tile_at + ((at * K_PAD + chunk * ROWS) * K_PAD)
+        if FILLED == K_PAD:
+            tile = tl.load(at_tile)
+        else:
+            tile = tl.load(at_tile, mask=(chunk * ROWS + row < FILLED)[:, None] & (state < FILLED)[None, :], other=0.0)
         w = tl.load(weight + at * K + state, mask=inside & (chunk == 0), other=1.0)
         e = tl.load(emission + at * K + state, mask=inside & (chunk == CHUNKS - 1), other=0.0)
         init = tl.load(init_of + at)
@@ -253,13 +261,14 @@ def backward(
     T,
     K,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """One sequence from its end: its means. The sum of what has `passed` a position is the position's cotangent, or 0 where
     states begin anew or nothing is possible: one step in 16 takes it, so that rounding does not add up."""
-    CHUNKS: tl.constexpr = K_PAD // COLUMNS
+    CHUNKS: tl.constexpr = (FILLED + COLUMNS - 1) // COLUMNS
     BETWEEN_SUMS: tl.constexpr = 16 * CHUNKS
     b = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
@@ -280,7 +289,12 @@ def backward(
         t = last - i // CHUNKS
         chunk = i % CHUNKS
         at = b * T + t
-        tile = tl.load(tile_at + (t * (K_PAD * K_PAD) + chunk * COLUMNS))
+        at_tile = tile_at + (t * (K_PAD * K_PAD) + chunk * COLUMNS)
+        if FILLED == K_PAD:
+            tile = tl.load(at_tile)
+        else:
+            filled = (state < FILLED)[:, None] & (chunk * COLUMNS + column < FILLED)[None, :]
+            tile = tl.load(at_tile, mask=filled, other=0.0)
         here = tl.load(alpha + at * K + state, mask=inside & (chunk == 0), other=0.0)
         e = tl.load(emission + at * K + state, mask=inside & (chunk == 0), other=0.0)
         w = tl.load(weight + at * K + state, mask=inside & (chunk == CHUNKS - 1), other=0.0)

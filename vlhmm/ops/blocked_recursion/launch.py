@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
+from vlhmm.ops.blocked_recursion.choice import launch as choices
+from vlhmm.ops.blocked_recursion.choice.launch import Choice
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
 from vlhmm.ops.blocked_recursion.tiles import kernel as tiles_kernel
 from vlhmm.ops.groups.order import group_order
@@ -77,6 +79,9 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
             tile_cut = {"tile_rows": rows, "tile_width": width, "tile_warps": warps, "tile_stages": 3}
             if states == 256:
                 tile_cut["tile_rows"] = 128
+            if states == 512:
+                # With fewer than 64 rows the matrix units of a Hopper do not read operands where they lie.
+                tile_cut |= {"tile_rows": 64, "tile_width": 32, "tile_stages": 4}
             if states <= 64:
                 tile_cut |= {"tile_width": 32, "tile_warps": 4, "tile_stages": 4}
             sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_warps": 8}
@@ -146,7 +151,14 @@ class Gradient:
     into: Float[Tensor, "Y H"] | None
     row_term: Float[Tensor, ...] | None
     """Of log_block or of log_normalizer."""
+    block_weight: Float[Tensor, "M H"] | None
+    block_bias: Float[Tensor, " M"] | None
     log_emission: Float[Tensor, "B T K"]
+
+
+def filled(num_states: int) -> int:
+    """Rows and columns of a tile that are written: dropout leaves three quarters of a power of two, and bytes that move are 9 in 16."""
+    return cdiv(num_states, 16) * 16
 
 
 def product_precision(precision: Precision) -> str:
@@ -158,6 +170,9 @@ def operands(factors: BlockedFactors, precision: Precision) -> Operands:
     transition = factors.transition
     if transition.into is None:
         return Operands(*(factors.log_emission.new_empty(shape) for shape in [(0, 0), (0, 0), (0,)]))
+    if transition.block_weight is not None:
+        left, entered = (choices.packed(side.contiguous(), precision) for side in (transition.out, transition.into))
+        return Operands(left.features, entered.features, entered.barrier)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     out, _ = _packed(transition.out, dtype)
     into, barrier = _packed(transition.into, dtype)
@@ -187,7 +202,21 @@ def num_blocks(factors: BlockedFactors) -> int:
     return transition.row_term.shape[1] if transition.per_block and transition.row_term is not None else 1
 
 
-def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut: Cut) -> Run:
+def choice_of(factors: BlockedFactors, packed: Operands, precision: Precision, with_mean: bool) -> Choice | None:
+    """p(block | state) of factors that leave it to features; None: they hold it."""
+    transition = factors.transition
+    if transition.block_weight is None or transition.block_bias is None:
+        return None
+    out = choices.source_operand(packed.out, *transition.out.shape)
+    weight, bias = transition.block_weight, transition.block_bias
+    # Of B T group numbers; no large tensor is moved.
+    order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
+    return choices.forward(out, weight, bias, order, precision, with_mean=with_mean)
+
+
+def forward(
+    factors: BlockedFactors, packed: Operands, precision: Precision, cut: Cut, choice: Choice | None = None
+) -> Run:
     batch, length, num_states = factors.log_emission.shape
     log_emission = factors.log_emission.contiguous()
     # Tiles of a table are read as they are: no product has rounded them.
@@ -195,29 +224,37 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     tiles_type = torch.bfloat16 if rounded else torch.float32
     tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
     log_weight, weight, emission, alpha = (torch.empty_like(log_emission) for _ in range(4))
-    row_term = factors.transition.row_term
-    parts = cdiv(cut.states, cut.forward_rows if row_term is None else cut.tile_rows)
+    check_messages = precision == "highest" or factors.transition.is_table
+    parts = cdiv(num_states, cut.forward_rows if factors.transition.is_table else cut.tile_rows)
     least_of_tile = log_emission.new_empty(batch * length, parts)
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
-    if row_term is None:
+    row_term = factors.transition.row_term
+    if choice is not None:
+        choices.write_log_weights(packed.out, choice, log_weight)
+    if factors.transition.is_table:
         log_prob = factors.transition.out.contiguous()
         tiles_kernel.cut_tiles[(batch * length, parts)](
             *(log_prob, *groups, tiles, log_weight, least_of_tile, num_states, log_prob.shape[1]),
             K_PAD=cut.states,
+            FILLED=filled(num_states),
             ROWS=cut.forward_rows,
             num_warps=cut.tile_warps,
         )
     else:
         width = packed.out.shape[1]
         tiles_kernel.make_tiles[(batch * length, parts)](
-            *(packed.out, packed.into, packed.barrier, row_term.contiguous(), *groups, _states(factors)),
+            *(packed.out, packed.into, packed.barrier, None if row_term is None else row_term.contiguous(), *groups),
+            _states(factors),
             *(tiles, log_weight, least_of_tile, num_states, num_blocks(factors)),
             WIDTH=width,
             BLOCK_FACTORED=factors.transition.per_block,
+            FIND_ZEROS=check_messages,
             PRODUCT=logit_product(precision),
             K_PAD=cut.states,
+            FILLED=filled(num_states),
             ROWS=cut.tile_rows,
-            BLOCK_H=min(cut.tile_width, width),
+            # Of a width that no larger piece divides.
+            BLOCK_H=min(cut.tile_width, width & -width),
             num_warps=cut.tile_warps,
             num_stages=cut.tile_stages,
         )
@@ -226,7 +263,7 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
     least = log_emission.new_empty(batch, length, 3)
     kernel.exponentiate[(batch * length,)](
         *(log_weight, log_emission, factors.log_inits.contiguous(), init_of, weight, emission, log_shift),
-        *(least_of_tile, least, parts, num_states, cut.states, power_of_2(parts)),
+        *(least_of_tile, least, parts, num_states, cut.states, power_of_2(parts), check_messages),
         num_warps=1,
     )
     log_last = log_emission.new_empty(batch, num_states)
@@ -236,10 +273,11 @@ def forward(factors: BlockedFactors, packed: Operands, precision: Precision, cut
         *(factors.log_previous.contiguous(), factors.lengths.contiguous(), least),
         *(token_log_probs, log_last, alpha, totals, underflow, length, num_states),
         K_PAD=cut.states,
+        FILLED=filled(num_states),
         ROWS=cut.forward_rows,
         STAGES=cut.forward_stages,
         PARTS=cut.forward_parts,
-        CHECK_MESSAGES=precision == "highest" or factors.transition.is_table,
+        CHECK_MESSAGES=check_messages,
         num_warps=cut.forward_warps,
         num_stages=1,
     )
@@ -254,6 +292,7 @@ def backward(
     last_cotangent: Float[Tensor, "B K"] | None,
     precision: Precision,
     cut: Cut,
+    choice: Choice | None = None,
 ) -> Gradient:
     """Nothing is asked of what has no cotangent. Training asks only for log-probabilities."""
     batch, length, num_states = factors.log_emission.shape
@@ -263,7 +302,9 @@ def backward(
     d_log_inits = None
     if factors.log_inits.requires_grad:
         d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
-    d_row_term = None if transition.row_term is None else torch.zeros_like(transition.row_term.contiguous())
+    # With a choice it is the gradient of its normaliser.
+    of_rows = transition.row_term if choice is None else choice.log_sum
+    d_row_term = None if of_rows is None else torch.zeros_like(of_rows.contiguous())
     if token_cotangent is None:
         token_cotangent = torch.zeros_like(run.token_log_probs)
     vectors = (run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous())
@@ -272,6 +313,7 @@ def backward(
     kernel.backward[(batch,)](
         *(run.tiles, *vectors, lengths, *cotangents, mean, length, num_states),
         K_PAD=cut.states,
+        FILLED=filled(num_states),
         COLUMNS=cut.backward_columns,
         STAGES=cut.backward_stages,
         PARTS=cut.backward_parts,
@@ -282,22 +324,39 @@ def backward(
         *(*vectors, factors.source_group.contiguous(), factors.target_group.contiguous(), _states(factors)),
         *(factors.log_previous.contiguous(), lengths, *cotangents, mean, sent, posterior, ratio),
         *(d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
-        BLOCK_FACTORED=factors.transition.per_block,
+        BLOCK_FACTORED=transition.per_block and choice is None,
         K_PAD=cut.states,
         num_warps=1 if cut.states <= 128 else 4,
     )
     if transition.into is None:
         from_table = _table_gradient(factors, transition.out, run.tiles, sent, ratio, cut)
-        return Gradient(d_log_previous, d_log_inits, from_table, None, None, posterior)
-    # Of B T group numbers; no large tensor is moved.
-    order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
+        return Gradient(d_log_previous, d_log_inits, from_table, None, None, None, None, posterior)
+    d_weight = d_bias = begun = None
+    if choice is not None and d_row_term is not None:
+        blocks = 0 if transition.block_bias is None else transition.block_bias.shape[0]
+        d_weight, d_bias = choices.backward(
+            *(packed.out, *transition.out.shape, blocks, choice, d_row_term, sent, mean, precision)
+        )
+        if choice.mean is not None:
+            begun = choices.begin_gradient(choice.mean, d_row_term, _row_length(transition.out))
+        d_row_term = None
+    order = choice.order if choice is not None else None
+    order = order or group_order(factors.source_group.flatten(), factors.target_group.flatten())
     own, other, position = order.own, order.other, order.position
     shared = (factors, run.tiles, sent, ratio, mean, precision, cut)
+    weight = None if choice is None else choice.weight
+    sides = [(transition.out, packed.into, False, weight, begun), (transition.into, packed.out, True, None, None)]
     by_source, by_target = (
         _feature_gradient(*shared, own[side], other[side], position[side], *operand)
-        for side, operand in enumerate([(transition.out, packed.into, False), (transition.into, packed.out, True)])
+        for side, operand in enumerate(sides)
     )
-    return Gradient(d_log_previous, d_log_inits, by_source, by_target, d_row_term, posterior)
+    gradients = (by_source, by_target, d_row_term, d_weight, d_bias)
+    return Gradient(d_log_previous, d_log_inits, *gradients, posterior)
+
+
+def _row_length(features: Float[Tensor, "Z H"]) -> int:
+    """Rows that begin at aligned addresses: at a width of 257, which a barrier makes, sums would not stay in registers."""
+    return cdiv(features.shape[1], 16) * 16
 
 
 def _table_gradient(
@@ -310,10 +369,11 @@ def _table_gradient(
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
-    tiles_kernel.add_tiles[(batch * length, cdiv(cut.states, cut.forward_rows))](
+    tiles_kernel.add_tiles[(batch * length, cdiv(num_states, cut.forward_rows))](
         *(tiles, sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
         K_PAD=cut.states,
+        FILLED=filled(num_states),
         ROWS=cut.forward_rows,
         num_warps=cut.tile_warps,
     )
@@ -334,27 +394,31 @@ def _feature_gradient(
     own_features: Float[Tensor, "Z H"],
     operand: Float[Tensor, "Y width"],
     by_target: bool,
+    block_weight: Float[Tensor, "M width"] | None,
+    begun: Float[Tensor, "Z row"] | None,
 ) -> Float[Tensor, "Z H"]:
-    """The gradient of one side's features.
+    """The gradient of one side's features, added to what was `begun`.
 
     By bytes, with N = B T positions: a product per position written out and summed by a one-hot product would be
     2 N K H numbers through memory and N M K H more operations; here the tiles are read once more, N K K numbers, and
     the sums leave the registers once a stretch.
     """
-    # Rows that begin at aligned addresses: at a width of 257, which a barrier makes, the sums would not stay in registers.
-    width, num_positions = cdiv(own_features.shape[1], 16) * 16, order.shape[0]
+    width, num_positions = _row_length(own_features), order.shape[0]
     block_width = min(cut.sum_width, power_of_2(operand.shape[1]))
     two = cut.sum_two and width > block_width
-    parts = cdiv(cut.states, cut.sum_rows), cdiv(width, 2 * block_width if two else block_width)
+    parts = cdiv(factors.num_states, cut.sum_rows), cdiv(width, 2 * block_width if two else block_width)
     stretch = max(MIN_STRETCH, cdiv(num_positions * parts[0] * parts[1], cut.sum_programs))
-    gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
+    gradient = begun
+    if gradient is None:
+        gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
     tiles_kernel.accumulate[(cdiv(num_positions, stretch), *parts)](
-        *(tiles, sent, ratio, mean, order, own_group, other_group, _states(factors), operand, gradient),
+        *(tiles, sent, ratio, mean, order, own_group, other_group, _states(factors), operand, block_weight, gradient),
         *(num_positions, stretch, factors.num_states, width, operand.shape[1]),
         BLOCK_FACTORED=factors.transition.per_block,
         BY_TARGET=by_target,
         PRECISION=product_precision(precision),
         K_PAD=cut.states,
+        FILLED=filled(factors.num_states),
         ROWS=cut.sum_rows,
         INNER=cut.sum_inner,
         BLOCK_H=block_width,

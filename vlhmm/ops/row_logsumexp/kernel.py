@@ -72,6 +72,7 @@ def forward(
     out_ptr,
     into_ptr,
     barrier_ptr,
+    bias_ptr,
     num_live_ptr,
     log_sum_ptr,
     mean_ptr,
@@ -116,6 +117,8 @@ def forward(
             into_rest = tl.load(into_tile + rest[None, :])
             logits = tl.dot(out_rest, into_rest.T, logits, input_precision=INPUT_PRECISION)
         barrier = tl.load(barrier_ptr + tile * BLOCK_COLUMNS + column)
+        if bias_ptr is not None:
+            barrier += tl.load(bias_ptr + tile * BLOCK_COLUMNS + column) * LOG2_E
         logits = logits * LOG2_E + barrier[None, :]
         new_peak = tl.maximum(peak, tl.max(logits, axis=1))
         # While every column was dead the peak is -inf, and -inf - -inf would be NaN.
@@ -232,11 +235,13 @@ def grad_into(
     out_ptr,
     into_ptr,
     barrier_ptr,
+    bias_ptr,
     num_live_ptr,
     shift_ptr,
     grad_ptr,
     others_ptr,
     result_ptr,
+    grad_bias_ptr,
     num_out,
     num_into,
     others_row_stride,
@@ -248,7 +253,7 @@ def grad_into(
     BLOCK_COLUMNS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
 ):
-    """Keeps a tile of `into`, streams `out`: result (splits, Y, H)."""
+    """Keeps a tile of `into`, streams `out`: result (splits, Y, H), and with a bias its gradient (splits, Y)."""
     PADDED: tl.constexpr = MAIN + REST
     first_row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
     split = tl.program_id(1).to(tl.int64)
@@ -268,6 +273,9 @@ def grad_into(
         rest = MAIN + tl.arange(0, REST)
         into_rest = tl.load(into_tile + rest[None, :])
         result_rest = tl.zeros((BLOCK_ROWS, REST), tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + first_row + row) * LOG2_E
+        grad_bias = tl.zeros((BLOCK_ROWS,), tl.float32)
 
     for tile in range(first_tile, last_tile):
         out = tl.load(out_tile + main[None, :])
@@ -277,7 +285,12 @@ def grad_into(
             logits = tl.dot(into_rest, out_rest.T, logits, input_precision=INPUT_PRECISION)
         shift = tl.load(shift_ptr + tile * BLOCK_COLUMNS + column)
         grad = tl.load(grad_ptr + tile * BLOCK_COLUMNS + column)
-        weight = tl.exp2(logits * LOG2_E - shift[None, :]) * grad[None, :]
+        exponent = logits * LOG2_E - shift[None, :]
+        if bias_ptr is not None:
+            exponent += bias[:, None]
+        weight = tl.exp2(exponent) * grad[None, :]
+        if bias_ptr is not None:
+            grad_bias += tl.sum(weight, axis=1)
         operand = weight.to(out.dtype)
         result = tl.dot(operand, out, result, input_precision=INPUT_PRECISION)
         if REST > 0:
@@ -288,6 +301,8 @@ def grad_into(
     # Dead rows hold what zeros would have got; it may even be infinite.
     live = (tl.load(barrier_ptr + target) == 0.0)[:, None]
     inside = (target < num_into)[:, None]
+    if bias_ptr is not None:
+        tl.store(grad_bias_ptr + split * num_into + target, grad_bias, mask=target < num_into)
     result = tl.where(live, result, 0.0)
     if REST > 0:
         result_rest = tl.where(live, result_rest, 0.0)

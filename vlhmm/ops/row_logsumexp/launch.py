@@ -93,9 +93,16 @@ def pack(operand: Float[Tensor, "N H"], precision: Precision, live: Bool[Tensor,
 
 
 def forward(
-    out: Packed, into: Packed, *, with_mean: bool, precision: Precision, tiles: Tiling, num_splits: int | None = None
+    out: Packed,
+    into: Packed,
+    *,
+    with_mean: bool,
+    precision: Precision,
+    tiles: Tiling,
+    num_splits: int | None = None,
+    bias: Float[Tensor, " padded_rows"] | None = None,
 ) -> tuple[Float[Tensor, " Z"], Float[Tensor, "Z H"] | None]:
-    """log sum_y exp(out_z . in_y), and with it sum_y p(y | z) in_y when asked for."""
+    """log sum_y exp(out_z . in_y + bias_y), and with it sum_y p(y | z) in_y when asked for."""
     num_row_tiles = cdiv(out.num_rows, tiles.rows)
     num_column_tiles = cdiv(into.num_rows, tiles.columns)
     # Few rows over many columns, as the states of a dense HMM over its words: what a part writes is little.
@@ -109,6 +116,7 @@ def forward(
         out.features,
         into.features,
         into.barrier,
+        bias,
         into.num_live,
         log_sum,
         mean,
@@ -168,6 +176,23 @@ def grad_into(
     num_splits: int | None = None,
 ) -> Float[Tensor, "Y H"]:
     """sum_z grad_z p(y | z) out_z, and to it the gradient that `others` gave."""
+    cut = {"precision": precision, "tiles": tiles, "num_splits": num_splits}
+    return grad_into_and_bias(out, into, None, log_sum, grad, others, **cut)[0]  # type: ignore[arg-type]
+
+
+def grad_into_and_bias(
+    out: Packed,
+    into: Packed,
+    bias: Float[Tensor, " padded_rows"] | None,
+    log_sum: Float[Tensor, " Z"],
+    grad: Float[Tensor, " Z"],
+    others: Float[Tensor, "Y H"] | None = None,
+    *,
+    precision: Precision,
+    tiles: Tiling,
+    num_splits: int | None = None,
+) -> tuple[Float[Tensor, "Y H"], Float[Tensor, " Y"] | None]:
+    """`grad_into`, and the gradient of a bias that was added to every row of logits."""
     num_row_tiles = cdiv(into.num_rows, tiles.rows)
     num_column_tiles = cdiv(out.num_rows, tiles.columns)
     # Programs whose rows are all dead have nothing to do: as many more share the work of the others, if half of them are.
@@ -179,6 +204,7 @@ def grad_into(
         *(log_sum.contiguous(), grad.contiguous(), shift, padded_grad, out.num_rows, padded_rows), BLOCK_ROWS=256
     )
     result = into.features.new_empty(splits, into.num_rows, into.width, dtype=torch.float32)
+    grad_bias = None if bias is None else result.new_empty(splits, into.num_rows)
     main, rest = padded_widths(into.width)
     # Packed rows that stand elsewhere get it when they are back in their order.
     added = others if into.place is None else None
@@ -186,11 +212,13 @@ def grad_into(
         out.features,
         into.features,
         into.barrier,
+        bias,
         into.num_live,
         shift,
         padded_grad,
         added,
         result,
+        grad_bias,
         out.num_rows,
         into.num_rows,
         *_strides(added),
@@ -204,10 +232,11 @@ def grad_into(
         num_stages=tiles.num_stages,
     )
     whole = result[0] if splits == 1 else result.sum(dim=0)
+    of_bias = None if grad_bias is None else grad_bias.sum(dim=0)
     if into.place is None:
-        return whole
+        return whole, of_bias
     in_order = whole.index_select(0, into.place)
-    return in_order if others is None else in_order.add_(others)
+    return in_order if others is None else in_order.add_(others), of_bias
 
 
 def _strides(others: Float[Tensor, "N H"] | None) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ these kernels, and `blocked_recursion/kernel.py` says what the letters mean.
 
 Where the transition is a table, `cut_tiles` and `add_tiles` stand for these.
 
-K_PAD is K rounded up to a power of two; in S the padding is 0, in vectors it is masked. Addresses are int64. `states` is the table
-of each group's states, None where group g holds g K, ..., g K + K - 1.
+K_PAD is K rounded up to a power of two, FILLED to a multiple of 16: up to there S has rows and columns, 0 from K on, and behind
+them nothing is written or read; in vectors the padding is masked. Addresses are int64. `states` is the table of each group's
+states, None where group g holds g K, ..., g K + K - 1.
 """
 
 from __future__ import annotations
@@ -77,12 +78,18 @@ def make_tiles(
     M,
     WIDTH: tl.constexpr,
     BLOCK_FACTORED: tl.constexpr,
+    FIND_ZEROS: tl.constexpr,
     PRODUCT: tl.constexpr,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Rows of one tile S, the log weight of each, and the smallest possible entry. A row stays whole: its normaliser needs all K columns."""
+    """Rows of one tile S, the log weight of each, and, to FIND_ZEROS, the smallest possible entry. A row stays whole: its normaliser
+    needs all K columns.
+
+    Without a `row_term` the log weights have been written before.
+    """
     n = tl.program_id(0).to(tl.int64)
     source = tl.load(source_group + n).to(tl.int64)
     target = tl.load(target_group + n).to(tl.int64)
@@ -104,16 +111,23 @@ def make_tiles(
     tile = tl.exp(logits - finite_or_zero(peak)[:, None])
     if BLOCK_FACTORED:
         total = tl.sum(tile, axis=1)
-        tile = tile / tl.where(total > 0, total, 1.0)[:, None]
-        weight = tl.load(row_term + left_state * M + target, mask=row_in, other=float("-inf"))
+        # One division a row.
+        tile = tile * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+        if row_term is not None:
+            weight = tl.load(row_term + left_state * M + target, mask=row_in, other=float("-inf"))
+            tl.store(log_weight + n * K + row, weight, mask=row_in)
     else:
         log_normalizer = tl.load(row_term + left_state, mask=row_in, other=0.0)
         weight = tl.where(peak == float("-inf"), float("-inf"), peak - log_normalizer)
-    store_least(least, tile, row_in[:, None] & (barred > float("-inf")))
-    tile = tl.where(row_in[:, None], tile, 0.0)
+        tl.store(log_weight + n * K + row, weight, mask=row_in)
+    if FIND_ZEROS:
+        store_least(least, tile, row_in[:, None] & (barred > float("-inf")))
+    tile = tl.where(row_in[:, None], tile, 0.0).to(tiles.dtype.element_ty)
     at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
-    tl.store(at, tile.to(tiles.dtype.element_ty))
-    tl.store(log_weight + n * K + row, weight, mask=row_in)
+    if FILLED == K_PAD:
+        tl.store(at, tile)
+    else:
+        tl.store(at, tile, mask=(row < FILLED)[:, None] & (column < FILLED)[None, :])
 
 
 @triton.jit
@@ -128,6 +142,7 @@ def cut_tiles(
     K,
     num_columns,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Rows of one tile S, the log weight of each, and the smallest possible entry, from a table of log A."""
@@ -144,8 +159,19 @@ def cut_tiles(
     tile = tl.exp(logits - finite_or_zero(peak)[:, None])
     store_least(least, tile, inside & (logits > float("-inf")))
     at = tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]
-    tl.store(at, tile.to(tiles.dtype.element_ty))
+    tl.store(at, tile.to(tiles.dtype.element_ty), mask=(row < FILLED)[:, None] & (column < FILLED)[None, :])
     tl.store(log_weight + n * K + row, peak, mask=row_in)
+
+
+@triton.jit
+@no_type_check
+def load_tile(tile, row, column, K_PAD: tl.constexpr, FILLED: tl.constexpr):
+    """S at these rows and columns; 0 where nothing was written."""
+    at = tile + row * K_PAD + column
+    if FILLED == K_PAD:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(row < FILLED) & (column < FILLED), other=0.0)
 
 
 @triton.jit
@@ -160,6 +186,7 @@ def add_tiles(
     K,
     num_columns,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """gradient[states left, states entered] += sent S ratio: rows of the tile of one position."""
@@ -169,7 +196,7 @@ def add_tiles(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, K_PAD)
     row_in, column_in = row < K, column < K
-    tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :]).to(tl.float32)
+    tile = load_tile(tiles + n * K_PAD * K_PAD, row[:, None], column[None, :], K_PAD, FILLED).to(tl.float32)
     leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)
     toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)
     value = leaving[:, None] * tile * toward[None, :]
@@ -197,6 +224,7 @@ def accumulate(
     other_group,
     states,
     features,
+    block_weight,
     gradient,
     num_positions,
     stretch,
@@ -207,6 +235,7 @@ def accumulate(
     BY_TARGET: tl.constexpr,
     PRECISION: tl.constexpr,
     K_PAD: tl.constexpr,
+    FILLED: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -216,9 +245,10 @@ def accumulate(
 
     A program takes `stretch` positions and keeps the sum in registers as long as the group stays the same: however
     frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
-    With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both.
+    With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both. With a `block_weight` the
+    log weight of a position's tile is made of features too: their gradient is flow times the weights of the target's block.
     """
-    PIECES: tl.constexpr = K_PAD // INNER
+    PIECES: tl.constexpr = (FILLED + INNER - 1) // INNER
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     feature = tl.program_id(2) * (BLOCK_H * (2 if TWO else 1)) + tl.arange(0, BLOCK_H)
     inner = tl.arange(0, INNER)
@@ -248,13 +278,13 @@ def accumulate(
         column_in = column < K
         # Rows are the states of the own group: entered if they are targets, else left.
         if BY_TARGET:
-            tile = tl.load(tiles + n * K_PAD * K_PAD + column[None, :] * K_PAD + row[:, None])
+            tile = load_tile(tiles + n * K_PAD * K_PAD, column[None, :], row[:, None], K_PAD, FILLED)
             toward = tl.load(ratio + n * K + row, mask=row_in, other=0.0)[:, None]
             leaving = tl.load(sent + n * K + column, mask=column_in, other=0.0)[None, :]
             if BLOCK_FACTORED:
                 toward = toward - tl.load(mean + n * K + column, mask=column_in, other=0.0)[None, :]
         else:
-            tile = tl.load(tiles + n * K_PAD * K_PAD + row[:, None] * K_PAD + column[None, :])
+            tile = load_tile(tiles + n * K_PAD * K_PAD, row[:, None], column[None, :], K_PAD, FILLED)
             toward = tl.load(ratio + n * K + column, mask=column_in, other=0.0)[None, :]
             leaving = tl.load(sent + n * K + row, mask=row_in, other=0.0)[:, None]
             if BLOCK_FACTORED:
@@ -269,6 +299,23 @@ def accumulate(
             at += BLOCK_H
             operand = tl.load(at, mask=column_in[:, None] & (feature + BLOCK_H < WIDTH)[None, :], other=0.0)
             second = tl.dot(d_logits, nearest_tf32(operand, PRECISION), second, input_precision=PRECISION)
+        # The first is known when the kernel is compiled.
+        if block_weight is not None:  # noqa: SIM102
+            if i % PIECES == 0:
+                # A product with one column that is not zero: the sums stay where the matrix units have them.
+                flow = tl.load(sent + n * K + row, mask=row_in, other=0.0)
+                flow *= tl.load(mean + n * K + row, mask=row_in, other=0.0)
+                one = tl.arange(0, 16)
+                flows = tl.where((one == 0)[None, :], flow[:, None], 0.0).to(features.dtype.element_ty)
+                at_weight = block_weight + other * WIDTH + one[:, None] * 0 + feature[None, :]
+                chosen = (one == 0)[:, None] & (feature < WIDTH)[None, :]
+                weights = tl.load(at_weight, mask=chosen, other=0.0)
+                flows = nearest_tf32(flows, PRECISION)
+                total = tl.dot(flows, nearest_tf32(weights, PRECISION), total, input_precision=PRECISION)
+                if TWO:
+                    chosen = (one == 0)[:, None] & (feature + BLOCK_H < WIDTH)[None, :]
+                    weights = tl.load(at_weight + BLOCK_H, mask=chosen, other=0.0)
+                    second = tl.dot(flows, nearest_tf32(weights, PRECISION), second, input_precision=PRECISION)
     add_rows(total, gradient, states, group, row, feature, K, H)
     if TWO:
         add_rows(second, gradient, states, group, row, feature + BLOCK_H, K, H)
