@@ -4,18 +4,22 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from graphs import graphs_on_cpu
 
 from tests.distributed.launch import on_ranks
-from tests.distributed.trained import COUNTED, QUICK, TRAININGS, gradient_events, model, weights
-from vlhmm.distributed import ALONE, World
+from tests.distributed.trained import CORPUS, COUNTED, QUICK, TRAININGS, gradient_events, model, weights
+from vlhmm.distributed import ALONE, World, sum_in_order
 from vlhmm.memory import available_bytes
 from vlhmm.training import sharding
 from vlhmm.training import step as step_module
 from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.gradient import train
 from vlhmm.training.run_folder import read_log
+from vlhmm.training.step import Step
 from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped
 
 LONGER = replace(QUICK, epochs=3, ema=0.9)
@@ -39,6 +43,67 @@ def interrupted(folder: Path, here: World) -> None:
     assert (event.reason, event.step) == ("interrupted", 2)
 
 
+def with_graphs(here: World) -> None:
+    """Sums stand between the two graphs of a step, as they do between its parts where these run eagerly."""
+
+    def run() -> torch.Tensor:
+        trained = model()
+        step = Step(trained, replace(QUICK, ema=0.9), here)
+        windows = torch.randint(CORPUS.tokenizer.vocab_size, (8, 6, 8), generator=torch.Generator().manual_seed(0))
+        for number, window in enumerate(windows):
+            step(window[step.rows.start : step.rows.stop], 0.01, fresh=number == 0)
+        return torch.cat([weights(trained), weights(step.averaged)])
+
+    eager = run()
+    with pytest.MonkeyPatch.context() as patch:
+        # On a CPU a step looks for underflow, which a graph could not.
+        patch.setattr(step_module, "can_be_captured", lambda tables, batch: True)
+        made = graphs_on_cpu(patch)
+        assert torch.equal(run(), eager)
+    assert [graph.replays for graph in made] == [4, 4]
+
+
+def with_local_steps(here: World) -> None:
+    """Between two averages a rank is one process with its rows alone."""
+    settings = replace(QUICK, ema=0.9)
+    ours, alone = model(), model()
+    step = Step(ours, settings, here, local=True)
+    single = Step(alone, replace(settings, batch_size=len(step.rows)))
+    windows = torch.randint(CORPUS.tokenizer.vocab_size, (3, 6, 8), generator=torch.Generator().manual_seed(0))
+    for number, window in enumerate(windows):
+        for one in (step, single):
+            one(window[step.rows.start : step.rows.stop], 0.01, fresh=number == 0)
+    assert torch.equal(weights(ours), weights(alone))
+    step.average_ranks()
+    state = [value for values in single.optimizer.state_dict()["state"].values() for value in values.values()]
+    averaged = [value for values in step.optimizer.state_dict()["state"].values() for value in values.values()]
+    for found, own in zip(
+        [weights(ours), weights(step.averaged), *averaged],
+        [weights(alone), weights(single.averaged), *state],
+        strict=True,
+    ):
+        mean = sum_in_order(own, here) / here.size
+        assert torch.allclose(found, mean, rtol=1e-12, atol=1e-15)
+
+
+def in_local_steps(folder: Path, here: World, **options: Any) -> tuple[str, int, torch.Tensor]:
+    trained = model()
+    *_, last = gradient_events(trained, LONGER, here, out=folder, local_steps=2, **options)
+    assert isinstance(last, Stopped)
+    return last.reason, last.step, weights(trained)
+
+
+def local_run(folder: Path, here: World) -> None:
+    """It is stopped where all ranks have the same weights: after two steps, and at the end of the epoch of three."""
+    _, _, unbroken = in_local_steps(folder / "local", here)
+    stops = [in_local_steps(folder / "local in parts", here, max_seconds=0.0)[:2]]
+    while stops[-1][0] == "time":
+        reason, step, found = in_local_steps(folder / "local in parts", here, resume=True, max_seconds=0.0)
+        stops.append((reason, step))
+    assert [step for _, step in stops] == [2, 3, 4, 6, 8, 9]
+    assert torch.equal(found, unbroken)
+
+
 def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_path: Path) -> None:
     expected = {name: trained(ALONE) for name, trained in TRAININGS.items()}
     whole = part(tmp_path / "whole", ALONE, resume=False)
@@ -51,9 +116,16 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
 
     def two(here: World) -> None:
         same(here, TRAININGS)
+        # As a script of torchrun calls it.
+        trained = model()
+        train(trained, CORPUS, QUICK)
+        assert torch.allclose(weights(trained), expected["neural softmax"][-len(weights(trained)) :], rtol=1e-6)
+        with_graphs(here)
         assert part(tmp_path / "by one", here, seconds=0.0) is None
         assert part(tmp_path / "by two", here, resume=False, seconds=0.0) is None
         interrupted(tmp_path / "interrupted", here)
+        with_local_steps(here)
+        local_run(tmp_path, here)
 
     def four(here: World) -> None:
         same(here, FEW)
@@ -69,6 +141,7 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
     def sharded(here: World) -> None:
         """From the first step of another run to the last but one."""
         step_module.SHARDED_FROM, sharding.LARGE = 0, 7
+        with_graphs(here)
         same(here, ["neural softmax", "frozen embeddings"])
         is_whole(part(tmp_path / "for parts", here, resume=False))
         for _ in range(3):
@@ -145,7 +218,7 @@ def test_a_rank_that_hangs_in_a_step_is_named_with_the_step() -> None:
             if isinstance(event, StepEvent) and event.step == 1 and here.rank == 1:
                 signal.raise_signal(signal.SIGSTOP)
 
-    told = on_ranks(hangs, 2, time_limit=2.0, seconds=10)
+    told = on_ranks(hangs, 2, time_limit=2.0, seconds=8)
     assert told[1] == "hangs"
     assert told[0] == (
         "LostRankError: rank 1 did not answer for 2 s in step 1: it hangs, or the time limit is too short"

@@ -91,6 +91,15 @@ def train(
     max_seconds: Annotated[
         float | None, typer.Option("--max-seconds", min=0, metavar="S", help="Stop after S.")
     ] = None,
+    local_steps: Annotated[
+        int,
+        typer.Option(
+            "--local-steps",
+            min=1,
+            metavar="N",
+            help="Under torchrun: steps by each process alone between two averages; 1: sums at every step.",
+        ),
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR, with its settings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")] = False,
     no_eval: Annotated[
@@ -142,6 +151,11 @@ def train(
             f"--method em counts uses of free tables, but the model is {recipe.model.parameterization!r}: "
             "use --preset scalar, or --method gradient"
         )
+    if em is not None and local_steps > 1:
+        raise ValueError(
+            f"--local-steps {local_steps} is for --method gradient: --method em sums its counts over all batches of "
+            "--set batches_per_step=N"
+        )
     kept = kept_tokenizer(out, source) if saved is not None and here.is_first else None
     kept = broadcast_object(kept, here, f"reading {out}")
     asked_for = any(value is not None for value in (tokenizer, vocab_size, min_count))
@@ -157,7 +171,16 @@ def train(
         message(
             f"preset {choice.preset}, chosen for {choice.reason}; --preset NAME takes another, --set KEY=VALUE changes it"
         )
-    require_same_code({"the recipe": recipe.to_dict(), "em": em, "the text": corpus.hash, "--resume": resume}, here)
+    require_same_code(
+        {
+            "the recipe": recipe.to_dict(),
+            "em": em,
+            "the text": corpus.hash,
+            "--resume": resume,
+            "--local-steps": local_steps,
+        },
+        here,
+    )
     plan = Plan(recipe, source, data_dir, em)
     if dry_run:
         sizes = forecast(plan, corpus, chosen_device, blocks_file=blocks_file)
@@ -177,6 +200,7 @@ def train(
         command=command_line(),
         score_held_out=not no_eval,
         here=here,
+        local_steps=local_steps,
     )
     results = watch_run(events, plan, out, tensorboard=tensorboard and here.is_first, max_seconds=max_seconds)
     status = exit_status(results, out)

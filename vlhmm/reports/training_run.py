@@ -125,6 +125,7 @@ def training_run(
     samples: DrawnSamples | None = None,
     score_held_out: bool = True,
     here: World = ALONE,
+    local_steps: int = 1,
 ) -> Generator[RunEvent, None, RunResults]:
     """`train_and_report`, an event at a time."""
     device = torch.device(device)
@@ -160,7 +161,7 @@ def training_run(
         if taught is not None and taught.stopped is not None:
             stopped = taught.stopped
         else:
-            stopped = yield from _train(plan, corpus, folder, blocks, model, max_seconds, joint, taught)
+            stopped = yield from _train(plan, corpus, folder, blocks, model, max_seconds, joint, taught, local_steps)
         figures: HeldOutText | HeldOutSamples | None = None
         curve = None
         # A run that was stopped in a stage has no model yet.
@@ -205,6 +206,7 @@ def _train(
     max_seconds: float | None,
     joint: JointPhase | None,
     taught: Taught | None,
+    local_steps: int,
 ) -> Generator[Note | StepEvent | CheckEvent, None, Stopped]:
     resume = folder.resume
     if plan.em is None:
@@ -224,6 +226,7 @@ def _train(
             max_seconds=max_seconds,
             before=before,
             here=folder.here,
+            local_steps=local_steps,
         )
     else:
         events = em_training(

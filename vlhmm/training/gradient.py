@@ -14,7 +14,7 @@ from torch import Tensor
 from vlhmm._version import __version__
 from vlhmm.data import Corpus
 from vlhmm.data.windows import Epoch
-from vlhmm.distributed import ALONE, World, barrier, first_does, joined
+from vlhmm.distributed import ALONE, World, barrier, first_does, joined, sum_in_order
 from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.models import Model
@@ -53,6 +53,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     max_seconds: float | None = None,
+    local_steps: int = 1,
     progress: bool | None = None,
     **changes: Any,
 ) -> Stopped:
@@ -71,6 +72,7 @@ def train(
         out: Folder for the model, the training state and the log; `vlhmm.load` reads it. None: nothing is written.
         resume: Continue the run in `out`.
         max_seconds: Stop after that time; None: no limit.
+        local_steps: Under torchrun: steps that each rank makes on its rows alone before all average their weights; 1: gradients are summed at every step, as one process does.
         progress: Show how far training is, on stderr; None: if that is a terminal, and in a notebook.
         **changes: Settings by name, in place of those of `settings`.
 
@@ -99,7 +101,15 @@ def train(
     settings = settings_from(TrainSettings, {**asdict(settings or TrainSettings()), **changes})
     with joined() as here:
         events = training(
-            model, corpus, settings, joint=joint, out=out, resume=resume, max_seconds=max_seconds, here=here
+            model,
+            corpus,
+            settings,
+            joint=joint,
+            out=out,
+            resume=resume,
+            max_seconds=max_seconds,
+            here=here,
+            local_steps=local_steps,
         )
         shown = progress if here.is_first else False
         return run_to_end_shown(events, settings.epochs, shown, max_seconds)
@@ -118,14 +128,16 @@ def training(
     save_at_end: bool = True,
     before: Mapping[str, Any] | None = None,
     here: World = ALONE,
+    local_steps: int = 1,
 ) -> Generator[Event, None, None]:
     """The training of an HMM, an event at a time; the last one is `Stopped`.
 
     `joint`: what comes before p(x). `before`: what the model's folder is to say of the stages before this training. `save_seconds`: checks that come sooner after the last save do not save, which takes
     long for large models; nor does the end without `save_at_end`, where nobody will read it. `here`: the ranks that train it
-    together, each on a copy of the model; they begin with the weights of the first.
+    together, each on a copy of the model; they begin with the weights of the first. `local_steps`: so many by each rank alone,
+    between two averages.
     """
-    task = GradientTask(model, corpus, settings, joint, path_of(out), before, here)
+    task = GradientTask(model, corpus, settings, joint, path_of(out), before, here, local_steps)
     folder = out if isinstance(out, RunFolder) else None
     yield from fit(
         task,
@@ -152,13 +164,16 @@ class GradientTask:
         out: Path | None = None,
         before: Mapping[str, Any] | None = None,
         here: World = ALONE,
+        local_steps: int = 1,
     ) -> None:
+        if local_steps < 1:
+            raise ValueError(f"local_steps is {local_steps}, but must be at least 1")
         if corpus.tokenizer.vocab_size != model.support.num_words:
             raise ValueError(
                 f"the corpus has {corpus.tokenizer.vocab_size} words, but the model has {model.support.num_words}: build the model on this corpus"
             )
         self.model, self.corpus, self.settings, self.given, self.out = model, corpus, settings, joint, out
-        self.here = here
+        self.here, self.local_steps = here, local_steps if here.size > 1 else 1
         self.device = model.group_of_word.device
         self.loss_steps = loss_interval(self.device)
         first = self._epoch(0)
@@ -175,11 +190,13 @@ class GradientTask:
             "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
             "train": asdict(settings),
             **(before or {}),
+            # Of one process they are steps like any others.
+            **({"local_steps": self.local_steps} if self.local_steps > 1 else {}),
         }
         if joint is not None:
             self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}
         begin_together(model, settings.batch_size, self.about, here)
-        self.stepper = Step(model, settings, here)
+        self.stepper = Step(model, settings, here, self.local_steps > 1)
         self.step = 0
         self.plateau = Plateau(settings.patience, settings.decay)
         self.first_loss: float | None = None
@@ -224,6 +241,8 @@ class GradientTask:
         label = self.given.label if self.given is not None and self.step < self.joint_steps else None
         self.stepper(tokens, self.learning_rate(), fresh, frozen=frozen, label=label)
         self.step += 1
+        if self.resumable():
+            self.stepper.average_ranks()
 
     def finished(self) -> bool:
         """All steps are made, or the rate is so low that more of them change nothing."""
@@ -231,12 +250,16 @@ class GradientTask:
         return self.step >= self.num_steps or rate < self.settings.min_rate
 
     def resumable(self) -> bool:
-        return True
+        """All ranks have the same weights."""
+        return self.step % self.local_steps == 0 or self.check_due() or self.step == self.num_steps
 
     def loss(self) -> float:
         if self.given is not None and self.joint:
             self.given.label.require_sound()
         loss, norm = float(self.stepper.loss), float(self.stepper.gradient_norm)
+        if self.local_steps > 1:
+            part = torch.tensor(loss * len(self.stepper.rows) / self.settings.batch_size, dtype=torch.float64)
+            loss = float(sum_in_order(part, self.here, f"step {self.step}"))
         waiting.check(self.device)
         if loss == math.inf:
             rows = torch.arange(self.stepper.rows.start, self.stepper.rows.stop, device=self.device)
@@ -347,6 +370,11 @@ class GradientTask:
         changed = [f"{name} = {before.get(name)!r}, not {now[name]!r}" for name in now if before.get(name) != now[name]]
         if changed:
             raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings")
+        local = about.get("local_steps", 1)
+        if self.here.size > 1 and local != self.local_steps:
+            raise ValueError(
+                f"the run was begun with local_steps = {local}, not {self.local_steps}: resume it with the same"
+            )
         given = about.get("joint")
         if self.given is None and given is not None and step >= given["steps"]:
             # All that is left is p(x), which asks for no states.

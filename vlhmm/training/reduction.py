@@ -49,6 +49,13 @@ class FlatGradients:
         torch._foreach_copy_(self.gradients, made)
         return list(self.gradients)
 
+    def average(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Leaves other tensors of the parameters' shapes with their mean over all ranks, by way of the same memory."""
+        torch._foreach_copy_(self.gradients, list(tensors))
+        self.reduce(what)
+        torch._foreach_div_(self.gradients, self._here.size)
+        torch._foreach_copy_(list(tensors), self.gradients)
+
     def reduce(self, what: str) -> None:
         """Sums gradients and loss over all ranks, to the same bits on each; `what`: said if one of them is missing."""
         with collective(self._here, what):

@@ -37,8 +37,10 @@ SMALL = 1 << 18
 class Step:
     """The model with everything that changes at every step."""
 
-    def __init__(self, model: Model, settings: TrainSettings, here: World = ALONE) -> None:
+    def __init__(self, model: Model, settings: TrainSettings, here: World = ALONE, local: bool = False) -> None:
+        """`local`: ranks take steps of their own, until `average_ranks`."""
         self.model, self.settings, self._here = model, settings, here
+        self._local = local and here.size > 1
         self.rows = shard(range(settings.batch_size), here)
         """Of the batch: those of this rank."""
         self._numerics = Numerics.training(model.settings.precision)
@@ -51,7 +53,8 @@ class Step:
         self._flat: FlatGradients | None = None
         self._parts: OwnParts | None = None
         if here.size > 1:
-            sharded = sum(parameter.numel() for parameter in self.parameters) >= SHARDED_FROM
+            # A step of its own needs the whole state.
+            sharded = not self._local and sum(parameter.numel() for parameter in self.parameters) >= SHARDED_FROM
             require_fitting(self.parameters, here, bool(settings.ema), sharded)
             self._flat = FlatGradients(self.parameters, here)
             self._parts = OwnParts(others + frozen, here, self._flat.group) if sharded else None
@@ -77,12 +80,12 @@ class Step:
         self._lengths = torch.full((len(self.rows),), settings.window, device=device)
         self.loss = torch.zeros((), dtype=self.parameters[0].dtype, device=device)
         """Of the last step, in nats per token."""
-        if self._flat is not None:
+        if self._flat is not None and not self._local:
             self.loss = self._flat.loss
         self.gradient_norm = torch.zeros((), device=device)
         self.token_log_probs = self._zeros(len(self.rows), settings.window)
-        self._num_tokens = settings.batch_size * settings.window
-        """Of all ranks: what each finds is its part of a sum."""
+        self._num_tokens = settings.window * (len(self.rows) if self._local else settings.batch_size)
+        """Of all ranks, where what each finds is its part of a sum."""
         self._token_cotangent = torch.full_like(self.token_log_probs, -1 / self._num_tokens)
         """Of the loss."""
         self.static_shapes = False
@@ -168,7 +171,7 @@ class Step:
         def gradients() -> list[Tensor | None]:
             self.make_gradients(fresh)
             made = [parameter.grad for parameter in self.parameters]
-            return made if self._flat is None else self._flat.copy(made)
+            return made if self._flat is None or self._local else self._flat.copy(made)
 
         steady = fresh == (self.settings.windows == "independent")
         grads = self._gradients(gradients, eagerly=not steady)
@@ -242,10 +245,23 @@ class Step:
 
     def reduce_gradients(self) -> None:
         """Between `make_gradients` and `update`, eagerly and between the two graphs alike."""
-        if self._flat is None:
+        if self._flat is None or self._local:
             reduce_gradients(self.parameters)
         else:
             self._flat.reduce(f"step {self.count + 1}")
+
+    @torch.no_grad()
+    def average_ranks(self) -> None:
+        """After local steps: the mean over ranks of weights, of their running average and of the optimizer's state."""
+        if not self._local or self._flat is None:
+            return
+        what = f"the average after step {self.count}"
+        self._flat.average([parameter.detach() for parameter in self.parameters], what)
+        if self.settings.ema:
+            pairs = zip(self.averaged.parameters(), self.model.parameters(), strict=True)
+            self._flat.average([average for average, parameter in pairs if parameter.requires_grad], what)
+        for name in ("exp_avg", "exp_avg_sq"):
+            self._flat.average([self.optimizer.state[parameter][name] for parameter in self.parameters], what)
 
     def update(self) -> None:
         """The optimizer's step and the running average."""
