@@ -20,6 +20,7 @@ from vlhmm.distributed import ALONE, World, barrier, gather_objects, joined
 from vlhmm.training.step import Step
 
 WARM_UPS = 3
+WORK_SECONDS = 0.03
 REDUCED_BYTES = (1 << 12, 1 << 20, 1 << 22, 1 << 24)
 
 
@@ -92,11 +93,21 @@ def reduction(num_bytes: int, here: World, repeat: int) -> Reduction:
 
     for _ in range(WARM_UPS):
         run()
-    return Reduction(here.size, num_bytes, 1e3 * min(_slowest(run, here) for _ in range(repeat)))
+    return Reduction(here.size, num_bytes, 1e3 * min(_slowest(run, here, _work) for _ in range(repeat)))
 
 
-def _slowest(run: Callable[[], None], here: World) -> float:
+def _work() -> None:
+    """What comes before a sum in a step: caches hold other things then, and the system favours processes that have slept."""
+    matrix = torch.ones(512, 512)
+    end = time.perf_counter() + WORK_SECONDS
+    while time.perf_counter() < end:
+        matrix = matrix @ matrix / 512
+
+
+def _slowest(run: Callable[[], None], here: World, before: Callable[[], None] | None = None) -> float:
     """Seconds on the slowest rank; all begin together."""
+    if before is not None:
+        before()
     barrier(here)
     begun = time.perf_counter()
     run()
@@ -108,7 +119,7 @@ def measured(settings: dict[str, Any], here: World) -> dict[str, Any]:
     sizes = StepSizes(batch=1, **settings)
     steps = [rank_step(replace(sizes, batch=batch), here, repeat) for batch in batches]
     reduced = (*REDUCED_BYTES, steps[0].bytes) if here.size > 1 else ()
-    reductions = [reduction(num_bytes, here, 3 * repeat) for num_bytes in reduced]
+    reductions = [reduction(num_bytes, here, repeat) for num_bytes in reduced]
     return {
         "steps": [asdict(one) | {"tokens_per_second": one.tokens_per_second} for one in steps],
         "reductions": [asdict(one) for one in reductions],

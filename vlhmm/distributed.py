@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
@@ -127,6 +128,8 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
     """
     owner = launched() and not dist.is_initialized()
     if owner:
+        # Its functions have the group of the moment of their import as a default, and would hold it to the end of Python.
+        import_module("torch.distributed.nn.functional")
         limit = timedelta(seconds=time_limit)
         store, rank, size = next(rendezvous("env://", timeout=limit))
         own = dist.distributed_c10d.PrefixStore(_attempt(store, rank, size, time_limit), store)
