@@ -13,7 +13,6 @@ from graphs import graphs_on_cpu
 from tests.distributed.launch import on_ranks
 from tests.distributed.trained import CORPUS, COUNTED, QUICK, TRAININGS, gradient_events, model, weights
 from vlhmm.distributed import ALONE, World, sum_in_order
-from vlhmm.memory import available_bytes
 from vlhmm.training import sharding
 from vlhmm.training import step as step_module
 from vlhmm.training.checkpoint import read_tensors
@@ -186,18 +185,21 @@ def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step() ->
     )
 
 
-def test_what_does_not_fit_is_refused_with_the_ranks_that_would_do() -> None:
-    here, available = World(0, 2), available_bytes(torch.device("cpu"))
+def test_what_does_not_fit_is_refused_with_the_ranks_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "available_bytes", lambda device: 34 << 30)
 
-    def refused_by(numbers: int) -> str:
-        with pytest.raises(ValueError, match="parameters on 2 ranks takes") as error:
-            sharding.require_fitting([torch.empty(numbers, device="meta")], here, averaged=False, sharded=True)
-        return str(error.value)
+    def require(weights_gib: int, ranks: int) -> None:
+        weights = torch.empty(weights_gib << 28, device="meta")
+        sharding.require_fitting([weights], World(0, ranks), averaged=False, sharded=True)
 
-    # Beside three copies of the weights there is room for a quarter of the state, not for half of it.
-    assert "start 8 ranks, or make the model smaller" in refused_by(round(available / 4 / 3.5))
-    assert "no number of ranks is enough: make the model smaller" in refused_by(available)
-    sharding.require_fitting([torch.empty(available // 40, device="meta")], here, averaged=True, sharded=True)
+    # Three copies of 10 GiB, and a part of 20 GiB.
+    with pytest.raises(
+        ValueError, match=r"2,684,354,560 parameters on 4 ranks takes 35.0 GiB .* but 34.0 GiB .* start 8 ranks"
+    ):
+        require(10, 4)
+    require(10, 8)
+    with pytest.raises(ValueError, match=r"takes 42.0 GiB .* no number of ranks is enough: make the model smaller"):
+        require(12, 4)
 
 
 def test_weights_that_differ_between_ranks_end_the_training_at_a_check() -> None:
