@@ -19,7 +19,7 @@ from vlhmm.baselines import training as baselines
 from vlhmm.capture import Graphed
 from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch
-from vlhmm.evaluate import HMMScorer, Scorer, evaluate
+from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Model
@@ -54,10 +54,10 @@ def perplexities(scorer: Scorer[Any], corpus: Corpus, *, test: bool, windows: in
     """
     tokenizer = corpus.tokenizer
     valid = evaluate(scorer, corpus.valid, tokenizer, independent=windows)
-    yield Measured("valid", valid.perplexity, valid.protocol)
+    yield from _as_measured("valid", valid)
     if test:
         scored = evaluate(scorer, corpus.test, tokenizer, independent=windows)
-        yield Measured("test", scored.perplexity, scored.protocol)
+        yield from _as_measured("test", scored)
     if windows:
         read = Tokens(corpus.train.ids[:TRAIN_TOKENS], np.array([0, min(len(corpus.train), TRAIN_TOKENS)]))
         train = evaluate(scorer, read, tokenizer, independent=windows)
@@ -66,6 +66,13 @@ def perplexities(scorer: Scorer[Any], corpus: Corpus, *, test: bool, windows: in
         quick = scorer.quick() if isinstance(scorer, HMMScorer) else scorer
         train = evaluate(quick, corpus.train, tokenizer, streams=TRAIN_STREAMS)
         yield Measured("train", train.perplexity, train.protocol + ("" if quick is scorer else "; products in tf32"))
+
+
+def _as_measured(split: str, found: Evaluation) -> Iterator[Measured]:
+    """Perplexity, and bits per byte where the tokens spell the text."""
+    yield Measured(split, found.perplexity, found.protocol)
+    if found.bits_per_byte is not None:
+        yield Measured(f"{split}_bits", found.bits_per_byte)
 
 
 def times(model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[Measured]:

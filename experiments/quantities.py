@@ -20,6 +20,8 @@ QUANTITIES: dict[str, Quantity] = {
     "running_train": Quantity("train ppl, running", 1),
     "valid": Quantity("valid ppl", 1),
     "test": Quantity("test ppl", 1),
+    "valid_bits": Quantity("valid bits per byte", 3),
+    "test_bits": Quantity("test bits per byte", 3),
     SPREAD: Quantity("test ppl, max - min", 1),
     "seconds_per_epoch": Quantity("s an epoch", 1),
     "training_ms": Quantity("ms, training forward", 2),

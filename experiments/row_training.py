@@ -20,6 +20,9 @@ from vlhmm.training.baseline_settings import BaselineSettings
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import read_log
 
+NGRAM_MEMORY = 4 << 30
+"""Bytes for counting n-grams; more are counted on disk."""
+
 
 def train_row(
     row: Row,
@@ -44,20 +47,23 @@ def train_row(
         case RestartedHMM():
             return (yield from train_restarts(settings, corpus, device, place, max_seconds))
         case KneserNeySettings():
-            return (yield from _fit_kneser_ney(settings, corpus))
+            return (yield from _fit_kneser_ney(settings, corpus, place))
         case _:
             return (yield from _train_neural(settings, seed, corpus, device, place, max_seconds))
 
 
-def _fit_kneser_ney(settings: KneserNeySettings, corpus: Corpus) -> Training:
+def _fit_kneser_ney(settings: KneserNeySettings, corpus: Corpus, place: Place) -> Training:
     yield Working("counting n-grams")
     begun = time.monotonic()
+    place.runs.mkdir(parents=True, exist_ok=True)
     model = KneserNey.fit(
         corpus.train,
         num_words=corpus.tokenizer.vocab_size,
         eos_id=corpus.tokenizer.eos_id,
         order=settings.order,
         fallback=FALLBACK_DISCOUNTS if settings.fallback else None,
+        max_memory=NGRAM_MEMORY,
+        disk=place.runs,
     )
     return Trained(model, model.num_parameters, time.monotonic() - begun, [], [])
 
