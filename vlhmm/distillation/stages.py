@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ def teaching(
     out: Path,
     *,
     max_seconds: float | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> Generator[StageEvent, None, Taught]:
     """Make the stages of a recipe that are not finished, and leave the model with the weights of the last one.
 
@@ -102,6 +103,7 @@ def teaching(
         model: The model that the recipe makes, on its device.
         out: The folder of the run.
         max_seconds: Stop after that time; None: no limit.
+        before: What the model's folder is to say of where its first weights come from; it decides the mixture's training.
 
     Yields:
         How far each stage is.
@@ -125,7 +127,7 @@ def teaching(
     records.append(samples)
     if stopped is not None:
         return Taught(tuple(records), stopped)
-    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left())
+    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left(), before or {})
     return Taught((*records, mixed), stopped)
 
 
@@ -276,6 +278,7 @@ def _mixture(
     model: Model,
     out: Path,
     max_seconds: float | None,
+    start: Mapping[str, Any],
 ) -> Generator[StageEvent, None, tuple[StageRecord, Stopped | None]]:
     assert recipe.stages is not None
     folder, copies = out / MIXTURE, recipe.stages.samples.real_copies
@@ -285,6 +288,7 @@ def _mixture(
         "blocks": hashlib.sha256(blocks.block_of_word.astype("<i8").tobytes()).hexdigest(),
         "model": model.settings.to_dict(),
         "train": asdict(recipe.train),
+        **start,
     }
     record = _read_record(folder, MIXTURE, decided_by)
     if not record.finished:
@@ -297,7 +301,7 @@ def _mixture(
         yield Note(
             f"{MIXTURE}: {len(text):,} tokens, {copies} times the real text among {len(drawn.train):,} of samples"
         )
-        before = {"samples": samples.decided_by}
+        before = {**start, "samples": samples.decided_by}
         events = training(
             model,
             mixed,
