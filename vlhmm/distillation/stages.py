@@ -46,6 +46,7 @@ from vlhmm.training.checkpoint import load_model
 from vlhmm.training.gradient import training
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import STATE
+from vlhmm.training.settings import TrainSettings
 from vlhmm.training.stage_settings import PretrainedSettings, SampledText, Stages, teacher_values
 from vlhmm.training.trainer import CheckEvent, Reason, StepEvent, Stopped, relay
 
@@ -391,6 +392,11 @@ def _read_record(folder: Path, name: str, decided_by: dict[str, Any], *, may_gro
         raise FolderError(f"{path} cannot be read ({error}): it was edited or is of another version") from None
     # As JSON has them.
     now = json.loads(json.dumps(decided_by))
+    if isinstance(record.decided_by.get("train"), dict):
+        # Settings that came later had no effect then.
+        record = replace(
+            record, decided_by={**record.decided_by, "train": {**asdict(TrainSettings()), **record.decided_by["train"]}}
+        )
     changed = [key for key in {**record.decided_by, **now} if record.decided_by.get(key) != now.get(key)]
     if all(key in may_grow and now[key] > record.decided_by[key] for key in changed):
         return replace(record, finished=record.finished and not changed)

@@ -19,6 +19,7 @@ from torch import Tensor
 from vlhmm.capture import Graphed
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
+from vlhmm.inference.missing import draw_missing, without
 from vlhmm.inference.score import can_be_captured, reads_positions, score
 from vlhmm.models import Model, StateSubset, Window, split_frozen
 from vlhmm.ops.clipping import clip_gradients
@@ -34,6 +35,7 @@ class Step:
     """The model with everything that changes at every step."""
 
     def __init__(self, model: Model, settings: TrainSettings) -> None:
+        _check_token_dropout(model, settings)
         self.model, self.settings = model, settings
         self._numerics = Numerics.training(model.settings.precision)
         device = model.group_of_word.device
@@ -189,11 +191,15 @@ class Step:
         make = self.model.window_tables if alone else self.model
         tables, transition = make(previous, window, with_start=begins, numerics=self._numerics)
         boundary = None if transition is None else Boundary(transition)
+        if self.settings.token_dropout:
+            rate, reset = self.settings.token_dropout, self.model.reset_token
+            tables, batch = without(tables, batch, draw_missing(self._tokens, rate, reset, self.generator))
         belief = None if fresh else self._belief
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
         self._backward(scored.token_log_probs)
-        self._belief.token.copy_(scored.belief.token)
+        # Those of the text: of the score they may stand for missing ones.
+        self._belief.token.copy_(self._tokens[:, -1])
         self._belief.log_probs.copy_(scored.belief.log_probs.detach())
 
     def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
@@ -282,6 +288,22 @@ class Step:
         if self.settings.ema:
             self.averaged.load_state_dict(part_of(tensors, "averaged."))
         restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
+
+
+def _check_token_dropout(model: Model, settings: TrainSettings) -> None:
+    if not settings.token_dropout:
+        return
+    remedy = "set token_dropout to 0"
+    if not model.support.partition:
+        raise ValueError(
+            f"token_dropout {settings.token_dropout:g} needs words in blocks, or one block of all: in this model each word has states "
+            f"of its own choice, so a missing one is not summed over by its states; {remedy}"
+        )
+    if model.settings.emission == "unmasked":
+        raise ValueError(
+            f'token_dropout {settings.token_dropout:g} needs emissions that sum to 1 over a block, which emission "unmasked" does not '
+            f'give: use emission "blocked", or {remedy}'
+        )
 
 
 def reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
