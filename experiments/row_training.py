@@ -10,6 +10,7 @@ from experiments.hmm_training import read_timing, train_baum_welch, train_hmm, t
 from experiments.measure import thinned_curve
 from experiments.row_events import Place, RowStopped, Trained, Training, Working
 from experiments.row_settings import BaumWelchHMM, KneserNeySettings, RestartedHMM, TaughtHMM, with_seed
+from experiments.staged_training import train_staged
 from experiments.table_file import Row
 from experiments.taught_training import train_taught
 from experiments.texts import training_text
@@ -38,8 +39,10 @@ def train_row(
     """
     settings, corpus = with_seed(row.settings, seed), training_text(whole, row)
     match settings:
-        case Recipe():
+        case Recipe(stages=None):
             return (yield from train_hmm(settings, corpus, device, place, max_seconds))
+        case Recipe():
+            return (yield from train_staged(settings, corpus, device, place, max_seconds))
         case TaughtHMM():
             return (yield from train_taught(settings, corpus, whole, device, place, max_seconds))
         case BaumWelchHMM():

@@ -114,22 +114,42 @@ def teaching(
     """
     assert recipe.stages is not None
     begun, device = time.monotonic(), model.group_of_word.device
-    records: list[StageRecord] = []
+    taught = yield from teacher_and_samples(recipe.stages, corpus, out, device, recipe.train.seed, max_seconds)
+    if taught.stopped is not None:
+        return taught
+    left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
+    samples = taught.records[-1]
+    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left, before or {})
+    return Taught((*taught.records, mixed), stopped)
 
-    def left() -> float | None:
-        return None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
 
-    seed = recipe.train.seed
-    teacher, stopped = yield from _teacher(recipe.stages, corpus, out / TEACHER, device, seed, left())
-    records += [] if teacher.record is None else [teacher.record]
+def teacher_and_samples(
+    stages: Stages, corpus: Corpus, out: Path, device: torch.device, seed: int, max_seconds: float | None = None
+) -> Generator[StageEvent, None, Taught]:
+    """Make the first two stages where they are not finished: the teacher, and the text that it writes.
+
+    Args:
+        stages: Their settings.
+        corpus: The real text.
+        out: The folder of the run.
+        device: Where they are made.
+        seed: Decides both.
+        max_seconds: Stop after that time; None: no limit.
+
+    Yields:
+        How far each stage is.
+
+    Returns:
+        A record of each stage, that of the samples last, and why it was stopped if it was.
+    """
+    begun = time.monotonic()
+    teacher, stopped = yield from _teacher(stages, corpus, out / TEACHER, device, seed, max_seconds)
+    records = [] if teacher.record is None else [teacher.record]
     if stopped is not None:
         return Taught(tuple(records), stopped)
-    samples, stopped = yield from _samples(teacher, recipe.stages.samples, corpus, out / SAMPLES, device, seed, left())
-    records.append(samples)
-    if stopped is not None:
-        return Taught(tuple(records), stopped)
-    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left(), before or {})
-    return Taught((*records, mixed), stopped)
+    left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
+    samples, stopped = yield from _samples(teacher, stages.samples, corpus, out / SAMPLES, device, seed, left)
+    return Taught((*records, samples), stopped)
 
 
 @dataclass(frozen=True)
