@@ -275,7 +275,8 @@ def _samples(
     record = replace(record, decided_by=decided_by, seconds=seconds, tokens=drawn or record.tokens)
     if reason is not None:
         _write_record(folder, record)
-        return record, Stopped(reason, 0, 0, math.inf, seconds)
+        per_batch = wanted.batch_size * wanted.length
+        return record, Stopped(reason, drawn // per_batch, -(-wanted.tokens // per_batch), math.inf, seconds)
     rated = read_json_object(folder / RATED)
     record = replace(record, finished=True, tokens=int(rated["tokens"]), valid_perplexity=float(rated["perplexity"]))
     _write_record(folder, record)
