@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -205,7 +206,7 @@ def test_saves_that_take_long_are_made_seldom(
         now += seconds_of_a_save
         saved_at.append(now)
 
-    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("vlhmm.training.trainer.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(RunFolder, "save_state", save_state)
     ended = train(tiny_model(corpus), corpus, QUICK, epochs=4, out=tmp_path / "run")
     # Every check, or the first one and the end.
