@@ -55,10 +55,6 @@ class TrainSettings:
     """states: exactly that part of each block is dropped; columns: each state, independently, cannot be entered in a step, which
     needs no blocks.
     """
-    token_dropout: float = 0.0
-    """The part of the tokens that a step treats as missing: it sums over the words that may stand there. Their blocks stay known, in a
-    dense HMM nothing; a token after which states begin anew is never missing. Not in steps that maximize p(x, z).
-    """
     beta1: float = 0.9
     """Adam: decay of the mean of the gradient."""
     beta2: float = 0.999
@@ -79,6 +75,10 @@ class TrainSettings:
     """Run steps as CUDA graphs on a GPU. The result is the same; without them errors are easier to locate."""
     seed: int = 0
     """Seed of state dropout and of the order of the text."""
+    token_dropout: float = 0.0
+    """The part of the tokens that a step treats as missing: it sums over the words that may stand there. Their blocks stay known, in a
+    dense HMM nothing; a token after which states begin anew is never missing. Not in steps that maximize p(x, z).
+    """
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
