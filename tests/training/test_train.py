@@ -16,6 +16,7 @@ from vlhmm.baselines import Unigram
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.models import scalar_hmm
+from vlhmm.progress import result_of
 from vlhmm.training.checkpoint import FolderError, read_tensors
 from vlhmm.training.em import EMSettings, em_training
 from vlhmm.training.gradient import GradientTask, train, training
@@ -139,7 +140,7 @@ def test_broken_weights_are_neither_checked_nor_saved(corpus: vlhmm.Corpus, tmp_
         good = read_tensors(tmp_path / "run" / "training.safetensors")[0]
         with torch.no_grad():
             model.encoder.embedding.weight[0, 0] = float("inf")  # type: ignore[union-attr]
-        for act in (task.evaluate, partial(save_run, task, folder)):
+        for act in (lambda: result_of(task.evaluating()), partial(save_run, task, folder)):
             with pytest.raises(DivergedError, match=r"encoder\.embedding\.weight is no longer finite"):
                 act()
         after = read_tensors(tmp_path / "run" / "training.safetensors")[0]
