@@ -146,3 +146,20 @@ def test_what_does_not_fit_is_refused_with_the_reason(first, corpus, tmp_path):
     refuse_other_settings(InitialWeights(first, split_states=2), {"dim": 8, "states_per_block": 8, "reset": "carry"})
     with pytest.raises(ValueError, match="transition 'block-factored' cannot be split"):
         initial_model(first, corpus, split_blocks=2)
+
+
+def test_with_stages_the_mixture_is_what_starts_from_the_folder(first, corpus, tmp_path):
+    small = {"batch_size": "4", "window": "8", "epochs": "1", "checks_per_epoch": "1"}
+    stages = {"teacher.kind": "lstm", "teacher.dim": "4", "teacher.epochs": "1", "samples.tokens": "200"}
+    stages |= {"samples.length": "8", "samples.prefix": "4", "samples.batch_size": "25", "teacher.batch_size": "4"}
+    stages |= {f"finetune.{name}": value for name, value in small.items()} | {"teacher.window": "8"}
+    plan = replace(from_it(first, split_states=2), recipe=preset("taught-ptb").with_changes({**small, **stages}))
+    results = train_and_report(plan, corpus, tmp_path / "run", score_held_out=False)
+    assert results.num_states == 32
+    assert len(results.stages) == 3
+    decided_by = json.loads((tmp_path / "run" / "mixture" / "stage.json").read_text())["decided_by"]
+    assert decided_by["initial"]["split_states"] == 2
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["about"]["initial"]["folder"] == first.name
+    # Nothing is left to do, and the folder that it started from is not asked.
+    again = train_and_report(read_plan(tmp_path / "run"), corpus, tmp_path / "run", resume=True, score_held_out=False)
+    assert again.stopped == "finished"
