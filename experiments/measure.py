@@ -19,7 +19,7 @@ from vlhmm.baselines import training as baselines
 from vlhmm.capture import Graphed
 from vlhmm.data import Corpus, Tokens
 from vlhmm.data.windows import Epoch
-from vlhmm.evaluate import HMMScorer, Scorer, evaluate
+from vlhmm.evaluate import Evaluation, HMMScorer, Scorer, evaluate
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import can_be_captured, score
 from vlhmm.models import Model
@@ -33,6 +33,8 @@ TRAIN_STREAMS = 64
 """The training text is scored in so many warm-started streams: ten times as long as the others, in one it takes minutes."""
 TRAIN_TOKENS = 1 << 20
 """Where perplexity is that of independent windows, so much of the training text is scored: as much as of a test text."""
+LONG_TEXT, LONG_TEXT_TOKENS = 1 << 24, 1 << 22
+"""Of a longer training text than that, so many tokens are scored in streams: all of it would take longer than training."""
 WARM_STEPS, TIMED_STEPS = 10, 100
 """Training steps that compile and capture, and are not timed; steps that are."""
 TIMED_BATCHES, TIMED_SECONDS = 20, 5.0
@@ -54,18 +56,33 @@ def perplexities(scorer: Scorer[Any], corpus: Corpus, *, test: bool, windows: in
     """
     tokenizer = corpus.tokenizer
     valid = evaluate(scorer, corpus.valid, tokenizer, independent=windows)
-    yield Measured("valid", valid.perplexity, valid.protocol)
+    yield from _as_measured("valid", valid)
     if test:
         scored = evaluate(scorer, corpus.test, tokenizer, independent=windows)
-        yield Measured("test", scored.perplexity, scored.protocol)
+        yield from _as_measured("test", scored)
     if windows:
-        read = Tokens(corpus.train.ids[:TRAIN_TOKENS], np.array([0, min(len(corpus.train), TRAIN_TOKENS)]))
+        read = _first(corpus.train, TRAIN_TOKENS)
         train = evaluate(scorer, read, tokenizer, independent=windows)
         yield Measured("train", train.perplexity, f"{train.protocol}; the first {len(read):,} tokens")
     else:
         quick = scorer.quick() if isinstance(scorer, HMMScorer) else scorer
-        train = evaluate(quick, corpus.train, tokenizer, streams=TRAIN_STREAMS)
-        yield Measured("train", train.perplexity, train.protocol + ("" if quick is scorer else "; products in tf32"))
+        read = corpus.train if len(corpus.train) <= LONG_TEXT else _first(corpus.train, LONG_TEXT_TOKENS)
+        train = evaluate(quick, read, tokenizer, streams=TRAIN_STREAMS)
+        part = "" if read is corpus.train else f"; the first {len(read):,} tokens"
+        yield Measured(
+            "train", train.perplexity, train.protocol + part + ("" if quick is scorer else "; products in tf32")
+        )
+
+
+def _first(tokens: Tokens, count: int) -> Tokens:
+    return Tokens(tokens.ids[:count], np.array([0, min(len(tokens), count)]))
+
+
+def _as_measured(split: str, found: Evaluation) -> Iterator[Measured]:
+    """Perplexity, and bits per byte where the tokens spell the text."""
+    yield Measured(split, found.perplexity, found.protocol)
+    if found.bits_per_byte is not None:
+        yield Measured(f"{split}_bits", found.bits_per_byte)
 
 
 def times(model: Model, recipe: Recipe, corpus: Corpus) -> Iterator[Measured]:

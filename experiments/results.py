@@ -37,7 +37,7 @@ class Identity:
     @property
     def configuration(self) -> str:
         """The same for every seed."""
-        defaults = default_values(self.kind)
+        defaults = default_values(self.kind, self.settings)
         counted = {
             f"{section}.{name}": value
             for section, settings in self.settings.items()

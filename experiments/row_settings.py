@@ -8,6 +8,7 @@ from typing import Any
 
 from vlhmm.distillation.lvd import LVDSettings
 from vlhmm.settings import nearest, parse_setting, settings_from
+from vlhmm.training.baseline_settings import BASELINES as TEACHERS
 from vlhmm.training.baseline_settings import (
     AWDLSTMSettings,
     BaselineSettings,
@@ -17,6 +18,7 @@ from vlhmm.training.baseline_settings import (
 )
 from vlhmm.training.em import EMSettings
 from vlhmm.training.presets import Recipe, preset
+from vlhmm.training.stage_settings import STAGES, Stages
 
 DECODER = "decoder"
 
@@ -181,10 +183,12 @@ def sections_of(settings: RowSettings) -> dict[str, Any]:
 def knows(settings: RowSettings, name: str) -> bool:
     """Whether the row has a setting of this name; those beside the recipe are `section.name`."""
     section, dot, setting = name.partition(".")
+    recipe = recipe_of(settings)
+    if dot and isinstance(settings, Recipe) and settings.stages is not None:
+        return setting in settings.stages.to_dict().get(section, {})
     if dot:
         record = sections_of(settings).get(section)
         return record is not None and any(item.name == setting for item in fields(record))
-    recipe = recipe_of(settings)
     if recipe is not None:
         return any(name in section for section in recipe.to_dict().values())
     return any(item.name == name for item in fields(settings))
@@ -196,7 +200,12 @@ def changed(settings: RowSettings, changes: Mapping[str, str]) -> RowSettings:
         raise ValueError("the seed is no setting of a row: give it with --seed")
     recipe = recipe_of(settings)
     if recipe is not None:
-        own = {name: text for name, text in changes.items() if "." not in name}
+        staged = isinstance(settings, Recipe)
+        own = {
+            name: text
+            for name, text in changes.items()
+            if "." not in name or (staged and name.partition(".")[0] in STAGES)
+        }
         return _with_changed_sections(with_recipe(settings, recipe.with_changes(own)), changes)
     kind = type(settings)
     for name in changes:
@@ -220,7 +229,10 @@ def with_seed(settings: RowSettings, seed: int) -> RowSettings:
     recipe = recipe_of(settings)
     if recipe is None:
         return settings
-    settings = with_recipe(settings, replace(recipe, train=replace(recipe.train, seed=seed)))
+    stages = recipe.stages
+    if stages is not None:
+        stages = replace(stages, finetune=replace(stages.finetune, seed=seed))
+    settings = with_recipe(settings, replace(recipe, train=replace(recipe.train, seed=seed), stages=stages))
     return replace(settings, em=replace(settings.em, seed=seed)) if isinstance(settings, BaumWelchHMM) else settings
 
 
@@ -231,11 +243,19 @@ def as_values(settings: RowSettings) -> dict[str, Any]:
         return {"baseline": asdict(settings)}
     values: dict[str, Any] = recipe.to_dict()
     values |= {name: asdict(record) for name, record in sections_of(settings).items()}
-    for section in ("train", "em"):
+    for section in ("train", "em", "finetune"):
         values.get(section, {}).pop("seed", None)
     return values
 
 
-def default_values(kind: str) -> dict[str, Any]:
-    """What `as_values` gives for settings of which nothing was changed."""
-    return as_values((HMMS | BASELINES)[kind]())
+def default_values(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What `as_values` gives for settings of which nothing was changed; of stages where `settings` have them."""
+    made = (HMMS | BASELINES)[kind]()
+    if kind == "hmm" and "finetune" in settings:
+        kind_of_teacher = settings["teacher"]["kind"]
+        # A pretrained one has no defaults. The kind itself always counts.
+        own = {"kind": kind_of_teacher} if kind_of_teacher in TEACHERS else {}
+        made = replace(made, stages=Stages.from_dict({"teacher": own}))
+    values = as_values(made)
+    values.get("teacher", {}).pop("kind", None)
+    return values

@@ -10,6 +10,7 @@ from experiments.hmm_training import read_timing, train_baum_welch, train_hmm, t
 from experiments.measure import thinned_curve
 from experiments.row_events import Place, RowStopped, Trained, Training, Working
 from experiments.row_settings import BaumWelchHMM, KneserNeySettings, RestartedHMM, TaughtHMM, with_seed
+from experiments.staged_training import train_staged
 from experiments.table_file import Row
 from experiments.taught_training import train_taught
 from experiments.texts import training_text
@@ -19,6 +20,9 @@ from vlhmm.data import Corpus
 from vlhmm.training.baseline_settings import BaselineSettings
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import read_log
+
+NGRAM_MEMORY = 4 << 30
+"""Bytes for counting n-grams; more are counted on disk."""
 
 
 def train_row(
@@ -35,8 +39,10 @@ def train_row(
     """
     settings, corpus = with_seed(row.settings, seed), training_text(whole, row)
     match settings:
-        case Recipe():
+        case Recipe(stages=None):
             return (yield from train_hmm(settings, corpus, device, place, max_seconds))
+        case Recipe():
+            return (yield from train_staged(settings, corpus, device, place, max_seconds))
         case TaughtHMM():
             return (yield from train_taught(settings, corpus, whole, device, place, max_seconds))
         case BaumWelchHMM():
@@ -44,20 +50,23 @@ def train_row(
         case RestartedHMM():
             return (yield from train_restarts(settings, corpus, device, place, max_seconds))
         case KneserNeySettings():
-            return (yield from _fit_kneser_ney(settings, corpus))
+            return (yield from _fit_kneser_ney(settings, corpus, place))
         case _:
             return (yield from _train_neural(settings, seed, corpus, device, place, max_seconds))
 
 
-def _fit_kneser_ney(settings: KneserNeySettings, corpus: Corpus) -> Training:
+def _fit_kneser_ney(settings: KneserNeySettings, corpus: Corpus, place: Place) -> Training:
     yield Working("counting n-grams")
     begun = time.monotonic()
+    place.runs.mkdir(parents=True, exist_ok=True)
     model = KneserNey.fit(
         corpus.train,
         num_words=corpus.tokenizer.vocab_size,
         eos_id=corpus.tokenizer.eos_id,
         order=settings.order,
         fallback=FALLBACK_DISCOUNTS if settings.fallback else None,
+        max_memory=NGRAM_MEMORY,
+        disk=place.runs,
     )
     return Trained(model, model.num_parameters, time.monotonic() - begun, [], [])
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from vlhmm.reports.comparison import Comparison, compare
     from vlhmm.selection import select_num_states
     from vlhmm.training.gradient import train
+    from vlhmm.training.initial import initial_model
     from vlhmm.training.settings import TrainSettings
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "excludes",
     "explore",
     "in_order",
+    "initial_model",
     "json_schema",
     "length",
     "linear_hmm",
@@ -127,6 +129,7 @@ _MODULE_OF = {
     "compare": "vlhmm.reports.comparison",
     "select_num_states": "vlhmm.selection",
     "train": "vlhmm.training.gradient",
+    "initial_model": "vlhmm.training.initial",
     "TrainSettings": "vlhmm.training.settings",
 }
 """Where each public name is: torch takes seconds to import, and `vlhmm --help` needs none of it."""

@@ -24,14 +24,22 @@ from vlhmm.cli import app as cli_app
 from vlhmm.control.possible import ImpossibleConstraintError
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.models import ModelSettings
+from vlhmm.training.baseline_settings import AWDLSTMSettings
 from vlhmm.training.checkpoint import FolderError
 from vlhmm.training.presets import PRESETS, BlockSettings
 from vlhmm.training.settings import TrainSettings
+from vlhmm.training.stage_settings import PretrainedSettings, SampledText, Stages
 from vlhmm.training.trainer import DivergedError
 
 _SECTIONS_OF_DOCSTRINGS = ("Args:", "Returns:", "Yields:", "Raises:", "Example:", "Examples:", "Note:")
 _PLACEHOLDER = re.compile(r"^<!-- made at build time: ([a-z-]+) -->$", re.MULTILINE)
 _SECTIONS = {"blocks": BlockSettings, "model": ModelSettings, "train": TrainSettings}
+_STAGES = {"teacher": AWDLSTMSettings, "samples": SampledText}
+_ABOUT = {
+    "teacher": "Beside `kind`: `awd-lstm`, whose settings these are, `lstm`, `feedforward`, `buys-hmm`, or `pretrained` with `model`, the "
+    "folder of a baseline or the name of a language model.",
+    "samples": "",
+}
 
 
 def commands() -> str:
@@ -75,18 +83,29 @@ def _escaped(text: str) -> str:
 
 
 def settings() -> str:
-    """Every setting of the three sections of a recipe, with type, default and meaning."""
+    """Every setting of the sections of a recipe, with type, default and meaning."""
     parts = []
-    for section, kind in _SECTIONS.items():
-        documented = _attribute_docstrings(kind)
-        parts.append(f"## `[{section}]`\n\n| setting | values | default | |\n|---|---|---|---|")
+    for section, kind in (_SECTIONS | _STAGES).items():
+        documented = {
+            name: text for base in reversed(_records_of(kind)) for name, text in _attribute_docstrings(base).items()
+        }
+        about = f"{_ABOUT[section]}\n\n" if _ABOUT.get(section) else ""
+        parts.append(f"## `[{section}]`\n\n{about}| setting | values | default | |\n|---|---|---|---|")
         for field in fields(kind):
             values = _values(str(field.type))
             parts.append(
                 f"| `{field.name}` | {values} | `{_shown(_field_default(field))}` | {_cell(documented.get(field.name))} |"
             )
         parts.append("")
+    parts.append(
+        "## `[finetune]`\n\nThe settings of `[train]`, for the training on the real text after that on the mixture.\n"
+    )
     return "\n".join(parts)
+
+
+def _records_of(kind: type[Any]) -> list[type[Any]]:
+    """The class and those that it inherits settings from."""
+    return [base for base in kind.__mro__ if is_dataclass(base)]
 
 
 def _values(annotation: str) -> str:
@@ -131,6 +150,19 @@ def presets() -> str:
             for setting, value in asdict(getattr(recipe, section)).items()
             if value != asdict(kind())[setting]
         ]
+        if recipe.stages is not None:
+            usual = Stages(
+                type(recipe.stages.teacher)()
+                if not isinstance(recipe.stages.teacher, PretrainedSettings)
+                else recipe.stages.teacher
+            )
+            defaults = usual.to_dict()
+            given += [
+                f"`{section}.{setting}={_shown(value)}`"
+                for section, values in recipe.stages.to_dict().items()
+                for setting, value in values.items()
+                if value != defaults[section][setting] or setting == "kind"
+            ]
         parts.append(f"| `{name}` | {', '.join(given) or 'none'} |")
     return "\n".join(parts) + "\n"
 

@@ -195,3 +195,32 @@ def _wait_for_checks(log: Path, process: subprocess.Popen[str]) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("the run made no two checks within a minute")
+
+
+def test_a_run_starts_from_a_trained_model_and_splits_its_states(
+    run: Run, model_dir: Path, text_file: Path, tmp_path: Path
+) -> None:
+    options = (
+        "--init-from",
+        model_dir,
+        "--preset",
+        "cpu",
+        "--device",
+        "cpu",
+        "--set",
+        "epochs=1",
+        "--set",
+        "batch_size=4",
+        "--no-eval",
+    )
+    shown = run("train", text_file, "--out", tmp_path / "run", *options, "--split-states", 2, "--dry-run")
+    assert shown.status == 0, shown.err
+    assert f"the weights of {model_dir}, each block in 1, each state in 2, noise 0" in " ".join(shown.out.split())
+    ran = run("train", text_file, "--out", tmp_path / "run", *options, "--split-states", 2, "--json")
+    assert ran.json["num_states"] == 2 * json.loads((model_dir / "results.json").read_text())["num_states"]
+    other = run("train", "--out", tmp_path / "run", "--resume", "--device", "cpu", "--split-states", 3)
+    assert "was begun with --split-states 2, not 3" in other.error
+    other = run("train", text_file, "--out", tmp_path / "other", *options, "--set", "dim=3")
+    assert "dim = 3, but the model in" in other.error
+    other = run("train", text_file, "--out", tmp_path / "other", "--split-states", 2)
+    assert "name it with --init-from" in other.error

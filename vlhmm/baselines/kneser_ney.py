@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.baselines.arpa import read_arpa, write_arpa
-from vlhmm.baselines.ngrams import NOWHERE, Ids, Ngrams, Values, values_or
+from vlhmm.baselines.disk_ngrams import count_on_disk, interpolate_on_disk, require_disk, times_counted
+from vlhmm.baselines.ngrams import NOWHERE, Ids, Ngrams, Values, as_contexts, values_or
 from vlhmm.data import Tokenizer, Tokens
-from vlhmm.memory import require_memory
+from vlhmm.memory import available_bytes
 
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 """What `lmplz --discount_fallback` takes where a text is too small to estimate discounts."""
@@ -81,8 +83,13 @@ class KneserNey:
         eos_id: int | None,
         order: int = 5,
         fallback: tuple[float, float, float] | None = None,
+        max_memory: int | None = None,
+        disk: str | os.PathLike[str] | None = None,
     ) -> KneserNey:
         """Estimate the model of a text.
+
+        A text whose counts may not fit in memory is counted on disk, with the same result: the model then reads its n-grams
+        from files without names, which are gone when the model is.
 
         Args:
             tokens: The text.
@@ -90,12 +97,15 @@ class KneserNey:
             eos_id: The EOS token; None: the text is one sentence.
             order: The longest n-grams, n.
             fallback: Discounts for an order whose own cannot be estimated; None: such a text is refused.
+            max_memory: Bytes that counting in memory may take, more is counted on disk; None: what is available.
+            disk: The folder for counting on disk; None: that for temporary files.
 
         Returns:
             The model.
 
         Raises:
-            ValueError: The text is too small to estimate discounts, a token id is out of range, or the counts do not fit in memory.
+            ValueError: The text is too small to estimate discounts, a token id is out of range, or the counts may fit neither in
+                memory nor on disk.
 
         Example:
             >>> from vlhmm.data import Tokens
@@ -103,9 +113,21 @@ class KneserNey:
             >>> vlhmm.KneserNey.fit(text, num_words=3, eos_id=2, order=2, fallback=(0.5, 1.0, 1.5))
             KneserNey(2-gram, 3 words, 9 n-grams)
         """
-        words = _checked(tokens, num_words, eos_id, order, fallback)
-        counted = _count(words, num_words, eos_id, order)
-        discounts = tuple(_discounts(grams, length, fallback) for length, grams in enumerate(counted, 1))
+        _check(tokens, num_words, eos_id, order, fallback)
+        memory = available_bytes(torch.device("cpu")) if max_memory is None else max_memory
+        if len(tokens) * BYTES_PER_TOKEN * order > memory:
+            folder = Path(tempfile.gettempdir() if disk is None else disk)
+            require_disk(len(tokens), order, folder)
+            on_disk = count_on_disk(tokens.ids, num_words, eos_id, order, folder)
+            discounts = tuple(
+                _discounts(times_counted(grams.counts), length, fallback) for length, grams in enumerate(on_disk, 1)
+            )
+            amounts = [discount.amounts for discount in discounts]
+            return cls(interpolate_on_disk(on_disk, amounts, num_words, folder), num_words, eos_id, discounts)
+        counted = _count(tokens.ids.astype(np.int64), num_words, eos_id, order)
+        discounts = tuple(
+            _discounts(times_counted(grams.counts), length, fallback) for length, grams in enumerate(counted, 1)
+        )
         return cls(_interpolate(counted, discounts, num_words), num_words, eos_id, discounts)
 
     @classmethod
@@ -209,16 +231,11 @@ class KneserNey:
             found = grams.find(contexts, words)
             log10_prob = values_or(grams.log10_prob, found, log10_prob + log10_backoff)
             if length < self.order:
-                ended = _as_contexts(found, words, length, self.num_words, self.eos_id)
+                ended = as_contexts(found, words, length, self.num_words, self.eos_id)
                 ends[:, length - 1] = np.take_along_axis(ended, last, 1)[:, 0]
                 contexts = np.concatenate([state[:, length - 1 : length], ended[:, :-1]], 1)
                 log10_backoff = values_or(grams.log10_backoff, contexts, np.zeros(words.shape))
         return torch.from_numpy(np.where(inside, log10_prob, 0) * math.log(10)), ends
-
-
-def _as_contexts(found: Ids, words: Ids, length: int, num_words: int, eos_id: int | None) -> Ids:
-    """The n-grams that end at each position as contexts of the next; after EOS that is `<s>` and nothing longer."""
-    return found if eos_id is None else np.where(words == eos_id, num_words if length == 1 else NOWHERE, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +259,7 @@ def _count(words: Ids, num_words: int, eos_id: int | None, order: int) -> list[_
     numbers = words
     counted = []
     for length in range(1, order):
-        ended = _as_contexts(numbers, words, length, num_words, eos_id)
+        ended = as_contexts(numbers, words, length, num_words, eos_id)
         before = np.concatenate([[num_words if length == 1 else NOWHERE], ended[:-1]])
         # Near the beginning of a sentence there are only shorter n-grams.
         there = before != NOWHERE
@@ -260,9 +277,9 @@ def _count(words: Ids, num_words: int, eos_id: int | None, order: int) -> list[_
     return [*counted, _Counted(keys, contexts, suffixes, counts)]
 
 
-def _discounts(grams: _Counted, length: int, fallback: tuple[float, float, float] | None) -> Discounts:
+def _discounts(times: tuple[int, int, int, int], length: int, fallback: tuple[float, float, float] | None) -> Discounts:
     """Chen & Goodman's equation 26."""
-    one, two, three, four = (int((grams.counts == count).sum()) for count in (1, 2, 3, 4))
+    one, two, three, four = times
     if one and two and three:
         share = one / (one + 2 * two)
         amounts = (1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three)
@@ -304,10 +321,9 @@ def _interpolate(counted: list[_Counted], discounts: tuple[Discounts, ...], num_
     )
 
 
-def _checked(
+def _check(
     tokens: Tokens, num_words: int, eos_id: int | None, order: int, fallback: tuple[float, float, float] | None
-) -> Ids:
-    """The text's words, once everything that can be wrong has been ruled out."""
+) -> None:
     if order < 1:
         raise ValueError(f"order {order}: an n-gram has at least 1 word")
     if not len(tokens):
@@ -320,10 +336,3 @@ def _checked(
     for count, amount in enumerate(fallback or (), 1):
         if not 0 < amount <= count:
             raise ValueError(f"a discount of {amount} for a count of {count}: it must be above 0 and at most {count}")
-    require_memory(
-        len(tokens) * BYTES_PER_TOKEN * order,
-        f"counting {order}-grams of {len(tokens):,} tokens",
-        "take a lower order or less text",
-        torch.device("cpu"),
-    )
-    return tokens.ids.astype(np.int64)

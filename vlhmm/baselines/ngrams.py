@@ -83,3 +83,8 @@ def values_or(values: Values, numbers: Ids, otherwise: Values) -> Values:
     there = numbers != NOWHERE
     chosen[there] = values[numbers[there]]
     return chosen
+
+
+def as_contexts(found: Ids, words: Ids, length: int, num_words: int, eos_id: int | None) -> Ids:
+    """The n-grams that end at each position as contexts of the next; after EOS that is `<s>` and nothing longer."""
+    return found if eos_id is None else np.where(words == eos_id, num_words if length == 1 else NOWHERE, found)

@@ -75,6 +75,13 @@ class Asked:
             return self.changes
         return {name: text for name, text in self.changes.items() if name == "seed" or name not in _em_names()}
 
+    def named(self, recipe: Recipe) -> dict[str, Any]:
+        """The settings of model and blocks that are asked for by name, with their values in the recipe."""
+        sections = recipe.to_dict()
+        names = {name for part in ("model", "blocks") for name in self.sections.get(part, {})} | self.changes.keys()
+        known = {**sections["blocks"], **sections["model"]}
+        return {name: known[name] for name in sorted(names & known.keys())}
+
     def unchanged(self, saved: Recipe, saved_em: EMSettings | None) -> tuple[Recipe, EMSettings | None]:
         """The settings of a run that goes on; refuses options that ask for others."""
         if self.by_em != (saved_em is not None):

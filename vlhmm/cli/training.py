@@ -37,6 +37,7 @@ from vlhmm.cli.show import (
 
 if TYPE_CHECKING:
     from vlhmm.reports import HeldOutText, Plan, RunResults
+    from vlhmm.training.initial import InitialWeights
     from vlhmm.training.plan import Forecast
 
 
@@ -83,6 +84,32 @@ def train(
     blocks_file: Annotated[
         Path | None, typer.Option("--blocks", metavar="FILE", help="Blocks that `vlhmm cluster` wrote.")
     ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--init-from",
+            metavar="MODEL",
+            help="Start from the weights of the model in this folder, with its blocks and model settings.",
+        ),
+    ] = None,
+    split_states: Annotated[
+        int | None,
+        typer.Option(
+            "--split-states",
+            metavar="N",
+            min=1,
+            help="With --init-from: each state becomes N, and every text is as likely as before.",
+        ),
+    ] = None,
+    split_blocks: Annotated[
+        int | None,
+        typer.Option(
+            "--split-blocks",
+            metavar="N",
+            min=1,
+            help="With --init-from, for free tables: the words of each block go into N, each with states of its own.",
+        ),
+    ] = None,
     tokenizer: TokenizerOption = None,
     vocab_size: VocabSize = None,
     min_count: MinCount = None,
@@ -114,6 +141,7 @@ def train(
     from vlhmm.distributed import broadcast_object, world
     from vlhmm.reports import Plan, forecast, read_plan, training_run
     from vlhmm.training.choice import choose_recipe
+    from vlhmm.training.initial import refuse_other_settings
     from vlhmm.training.plan import RECIPE, kept_tokenizer
     from vlhmm.training.ranks import require_same_code
     from vlhmm.training.run_folder import begun_before
@@ -145,6 +173,9 @@ def train(
         raise ValueError("no CORPUS: name one, pydocs for example; only --resume can do without")
     if data_dir is None and saved is not None:
         data_dir = saved.data_dir
+    initial = _initial(
+        init_from, split_states, split_blocks, None if saved is None else saved.initial, new=saved is None
+    )
     recipe, em = (asked.recipe(), asked.em()) if saved is None else asked.unchanged(saved.recipe, saved.em)
     if em is not None and recipe.model.parameterization != "scalar":
         raise ValueError(
@@ -156,14 +187,18 @@ def train(
             f"--local-steps {local_steps} is for --method gradient: --method em sums its counts over all batches of "
             "--set batches_per_step=N"
         )
-    kept = kept_tokenizer(out, source) if saved is not None and here.is_first else None
+    kept = None
+    if here.is_first:
+        kept = None if saved is None else kept_tokenizer(out, source)
+        if kept is None and initial is not None:
+            kept = kept_tokenizer(initial.folder, source)
     kept = broadcast_object(kept, here, f"reading {out}")
     asked_for = any(value is not None for value in (tokenizer, vocab_size, min_count))
     corpus = read_corpus(source, data_dir, tokenizer if asked_for else kept, vocab_size, min_count)
     if kept is not None and corpus.tokenizer != kept:
         raise ValueError(
-            f"the run was begun with {kept!r}, but the options ask for {corpus.tokenizer!r}: leave --tokenizer, "
-            "--vocab-size and --min-count out, or begin a new run"
+            f"the run {'was begun' if saved is not None else 'begins'} with {kept!r}, but the options ask for {corpus.tokenizer!r}: "
+            "leave --tokenizer, --vocab-size and --min-count out, or begin a new run"
         )
     if saved is None and asked.leaves_preset_open:
         choice = choose_recipe(chosen_device.type, len(corpus.train), corpus.tokenizer.vocab_size)
@@ -171,6 +206,8 @@ def train(
         message(
             f"preset {choice.preset}, chosen for {choice.reason}; --preset NAME takes another, --set KEY=VALUE changes it"
         )
+    if initial is not None and saved is None:
+        refuse_other_settings(initial, asked.named(recipe))
     require_same_code(
         {
             "the recipe": recipe.to_dict(),
@@ -181,7 +218,7 @@ def train(
         },
         here,
     )
-    plan = Plan(recipe, source, data_dir, em)
+    plan = Plan(recipe, source, data_dir, em, initial)
     if dry_run:
         sizes = forecast(plan, corpus, chosen_device, blocks_file=blocks_file)
         if as_json:
@@ -211,6 +248,39 @@ def train(
     return status
 
 
+def _initial(
+    folder: Path | None,
+    split_states: int | None,
+    split_blocks: int | None,
+    saved: InitialWeights | None,
+    *,
+    new: bool,
+) -> InitialWeights | None:
+    """What the options say of the first weights; a run that goes on keeps those that it was begun with."""
+    from vlhmm.training.initial import InitialWeights
+
+    if folder is None and (split_states or split_blocks) and new:
+        raise ValueError("--split-states and --split-blocks split a trained model: name it with --init-from")
+    if new:
+        return None if folder is None else InitialWeights(folder, split_states or 1, split_blocks or 1)
+    named = {
+        "--init-from": folder and folder.absolute(),
+        "--split-states": split_states,
+        "--split-blocks": split_blocks,
+    }
+    begun = {
+        "--init-from": saved and saved.folder.absolute(),
+        "--split-states": saved and saved.split_states,
+        "--split-blocks": saved and saved.split_blocks,
+    }
+    for option, value in named.items():
+        if value is not None and value != begun[option]:
+            raise ValueError(
+                f"the run was begun with {option} {begun[option] or 'left out'}, not {value}: leave it out, or begin a new run"
+            )
+    return saved
+
+
 def _show_plan(plan: Plan, sizes: Forecast) -> None:
     from vlhmm.reports.sources import corpus_label
 
@@ -229,12 +299,20 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
             ("corpus", f"{corpus_label(sizes.corpus)}, {sizes.tokens:,} tokens, {sizes.corpus.tokenizer.vocabulary}"),
             ("states", f"{sizes.num_states:,} in {sizes.num_blocks:,} blocks"),
             ("parameters", f"{sizes.num_parameters:,}"),
+            *([] if sizes.initial is None else [("starts from", _start_shown(sizes.initial))]),
             *[(stage.name, f"{stage.tokens:,} tokens: {stage.what}") for stage in sizes.stages],
             ("steps", f"{sizes.steps:,} of {batch.batch_size} x {batch.window} tokens, {passes}"),
             ("memory", f"about {size(sizes.estimated_bytes)} while training, of {available}"),
             ("written", "nothing, this was a dry run"),
         ]
     )
+
+
+def _start_shown(initial: InitialWeights) -> str:
+    told = f"the weights of {initial.folder}"
+    if initial.splits:
+        told += f", each block in {initial.split_blocks}, each state in {initial.split_states}, noise {initial.noise:g}"
+    return told
 
 
 def print_held_out(figures: HeldOutText) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from vlhmm.training.checkpoint import load_model
 from vlhmm.training.gradient import training
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import STATE
+from vlhmm.training.settings import TrainSettings
 from vlhmm.training.stage_settings import PretrainedSettings, SampledText, Stages, teacher_values
 from vlhmm.training.trainer import CheckEvent, Reason, StepEvent, Stopped, relay
 
@@ -94,6 +95,7 @@ def teaching(
     out: Path,
     *,
     max_seconds: float | None = None,
+    before: Mapping[str, Any] | None = None,
     here: World = ALONE,
 ) -> Generator[StageEvent, None, Taught]:
     """Make the stages of a recipe that are not finished, and leave the model with the weights of the last one.
@@ -105,6 +107,7 @@ def teaching(
         model: The model that the recipe makes, on its device.
         out: The folder of the run.
         max_seconds: Stop after that time; None: no limit.
+        before: What the model's folder is to say of where its first weights come from; it decides the mixture's training.
         here: The ranks, which need one file system. The first trains the teacher; all draw from it, and train on the mixture.
 
     Yields:
@@ -115,25 +118,51 @@ def teaching(
     """
     assert recipe.stages is not None
     begun, device = time.monotonic(), model.group_of_word.device
-    records: list[StageRecord] = []
+    taught = yield from teacher_and_samples(recipe.stages, corpus, out, device, recipe.train.seed, max_seconds, here)
+    if taught.stopped is not None:
+        return taught
+    left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
+    samples = taught.records[-1]
+    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left, before or {}, here)
+    return Taught((*taught.records, mixed), stopped)
 
-    def left() -> float | None:
-        return None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
 
-    seed = recipe.train.seed
-    stages = recipe.stages
+def teacher_and_samples(
+    stages: Stages,
+    corpus: Corpus,
+    out: Path,
+    device: torch.device,
+    seed: int,
+    max_seconds: float | None = None,
+    here: World = ALONE,
+) -> Generator[StageEvent, None, Taught]:
+    """Make the first two stages where they are not finished: the teacher, and the text that it writes.
+
+    Args:
+        stages: Their settings.
+        corpus: The real text.
+        out: The folder of the run.
+        device: Where they are made.
+        seed: Decides both.
+        max_seconds: Stop after that time; None: no limit.
+        here: The ranks. The first trains the teacher; all draw from it.
+
+    Yields:
+        How far each stage is.
+
+    Returns:
+        A record of each stage, that of the samples last, and why it was stopped if it was.
+    """
+    begun = time.monotonic()
     teacher, stopped = yield from first_yields(
-        lambda: _teacher(stages, corpus, out / TEACHER, device, seed, left()), here, "the teacher"
+        lambda: _teacher(stages, corpus, out / TEACHER, device, seed, max_seconds), here, "the teacher"
     )
-    records += [] if teacher.record is None else [teacher.record]
+    records = [] if teacher.record is None else [teacher.record]
     if stopped is not None:
         return Taught(tuple(records), stopped)
-    samples, stopped = yield from _samples(teacher, stages.samples, corpus, out / SAMPLES, device, seed, left(), here)
-    records.append(samples)
-    if stopped is not None:
-        return Taught(tuple(records), stopped)
-    mixed, stopped = yield from _mixture(recipe, samples, corpus, blocks, model, out, left(), here)
-    return Taught((*records, mixed), stopped)
+    left = None if max_seconds is None else max(0.0, max_seconds - (time.monotonic() - begun))
+    samples, stopped = yield from _samples(teacher, stages.samples, corpus, out / SAMPLES, device, seed, left, here)
+    return Taught((*records, samples), stopped)
 
 
 @dataclass(frozen=True)
@@ -264,7 +293,8 @@ def _samples(
     record = replace(record, decided_by=decided_by, seconds=seconds, tokens=drawn or record.tokens)
     if reason is not None:
         first_does(partial(_write_record, folder, record), here, f"writing {folder}")
-        return record, Stopped(reason, 0, 0, math.inf, seconds)
+        per_batch = wanted.batch_size * wanted.length
+        return record, Stopped(reason, drawn // per_batch, -(-wanted.tokens // per_batch), math.inf, seconds)
     rated = first_does(lambda: read_json_object(folder / RATED), here, f"reading {folder}")
     record = replace(record, finished=True, tokens=int(rated["tokens"]), valid_perplexity=float(rated["perplexity"]))
     first_does(partial(_write_record, folder, record), here, f"writing {folder}")
@@ -290,6 +320,7 @@ def _mixture(
     model: Model,
     out: Path,
     max_seconds: float | None,
+    start: Mapping[str, Any],
     here: World,
 ) -> Generator[StageEvent, None, tuple[StageRecord, Stopped | None]]:
     assert recipe.stages is not None
@@ -300,6 +331,7 @@ def _mixture(
         "blocks": hashlib.sha256(blocks.block_of_word.astype("<i8").tobytes()).hexdigest(),
         "model": model.settings.to_dict(),
         "train": asdict(recipe.train),
+        **start,
     }
     record = first_does(lambda: _read_record(folder, MIXTURE, decided_by), here, f"reading {folder}")
     if not record.finished:
@@ -312,7 +344,7 @@ def _mixture(
         yield Note(
             f"{MIXTURE}: {len(text):,} tokens, {copies} times the real text among {len(drawn.train):,} of samples"
         )
-        before = {"samples": samples.decided_by}
+        before = {**start, "samples": samples.decided_by}
         events = training(
             model,
             mixed,
@@ -406,6 +438,11 @@ def _read_record(folder: Path, name: str, decided_by: dict[str, Any], *, may_gro
         raise FolderError(f"{path} cannot be read ({error}): it was edited or is of another version") from None
     # As JSON has them.
     now = json.loads(json.dumps(decided_by))
+    if isinstance(record.decided_by.get("train"), dict):
+        # Settings that came later had no effect then.
+        record = replace(
+            record, decided_by={**record.decided_by, "train": {**asdict(TrainSettings()), **record.decided_by["train"]}}
+        )
     changed = [key for key in {**record.decided_by, **now} if record.decided_by.get(key) != now.get(key)]
     if all(key in may_grow and now[key] > record.decided_by[key] for key in changed):
         return replace(record, finished=record.finished and not changed)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vlhmm.memory import require_memory
 from vlhmm.models.dropout import ColumnMask, StateSubset, draw_columns, draw_kept
+from vlhmm.models.growth import split_blocks, split_states
 from vlhmm.models.model import Model, Window
 from vlhmm.models.settings import ModelSettings
 from vlhmm.models.transfer import body_settings, load_body, set_state_embeddings, set_word_embeddings, split_frozen
@@ -34,7 +35,9 @@ __all__ = [
     "scalar_hmm",
     "set_state_embeddings",
     "set_word_embeddings",
+    "split_blocks",
     "split_frozen",
+    "split_states",
 ]
 
 Reset = Literal["eos", "carry"]

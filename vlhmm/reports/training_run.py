@@ -6,7 +6,9 @@ import json
 import platform
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus
 from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.distillation.material import DrawnSamples, HeldOutSamples, held_out_samples
-from vlhmm.distillation.stages import Taught, teaching, told_of_stages
+from vlhmm.distillation.stages import MIXTURE, Taught, teaching, told_of_stages
 from vlhmm.distributed import ALONE, World, joined
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve
@@ -27,14 +29,15 @@ from vlhmm.reports.json_values import as_values
 from vlhmm.reports.results import RunResults
 from vlhmm.reports.sources import corpus_label
 from vlhmm.tensor_file import FolderError
-from vlhmm.training.checkpoint import TOKENIZER
+from vlhmm.training.checkpoint import MODEL, TOKENIZER
 from vlhmm.training.em import em_training
 from vlhmm.training.estimate import estimate_seconds
 from vlhmm.training.gradient import training
+from vlhmm.training.initial import blocks_of, starting_model, with_model
 from vlhmm.training.joint_phase import JointPhase
 from vlhmm.training.plan import RECIPE, Plan, epoch_of, training_steps
 from vlhmm.training.presets import Recipe
-from vlhmm.training.run_folder import RESULTS, RunFolder, read_log
+from vlhmm.training.run_folder import RESULTS, STATE, RunFolder, read_log
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.trainer import CheckEvent, Event, StepEvent, Stopped, relay
 
@@ -136,8 +139,13 @@ def training_run(
     # Held to the end: all that is written into the folder is written under its lock.
     with RunFolder(Path(out), resume, here) as folder:
         resume = folder.resume
-        blocks = yield from folder.making(lambda: _blocks(plan.recipe, corpus, folder, blocks_file))
-        model = plan.recipe.make_model(corpus, blocks).to(device)
+        if plan.initial is None or folder.does(lambda: _has_weights(plan.recipe, folder)):
+            blocks = yield from folder.making(lambda: _blocks(plan.recipe, corpus, folder, blocks_file))
+            model = plan.recipe.make_model(corpus, blocks).to(device)
+        else:
+            plan, blocks, model = _started(plan, corpus, blocks_file)
+            model = model.to(device)
+            yield Note(_where_it_starts(plan))
         yield Note(f"{corpus_label(corpus)}: {len(corpus.train):,} tokens, {corpus.tokenizer.vocabulary}")
         yield Note(
             f"{model.support.num_states:,} states in {blocks.num_blocks:,} block{'s' * (blocks.num_blocks != 1)}, "
@@ -153,8 +161,9 @@ def training_run(
             training_steps(plan.recipe, corpus)
             _write_plan(plan, corpus, folder, blocks)
             begun = time.monotonic()
+            before = _told_of_start(plan)
             taught = yield from teaching(
-                plan.recipe, corpus, blocks, model, folder.path, max_seconds=max_seconds, here=here
+                plan.recipe, corpus, blocks, model, folder.path, max_seconds=max_seconds, before=before, here=here
             )
             if max_seconds is not None:
                 max_seconds = max(0.0, max_seconds - (time.monotonic() - begun))
@@ -216,7 +225,7 @@ def _train(
         # The time of one process says little of several.
         if on_cpu and folder.here.size == 1 and joint is None and not resume:
             yield Note(_estimate(model, corpus, settings))
-        before = None if taught is None else told_of_stages(plan.recipe, taught)
+        before = {**_told_of_start(plan), **({} if taught is None else told_of_stages(plan.recipe, taught))}
         events = training(
             model,
             corpus,
@@ -234,6 +243,41 @@ def _train(
             model, corpus, plan.em, out=folder, resume=resume, max_seconds=max_seconds, here=folder.here
         )
     return (yield from relay(_with_plan(events, plan, corpus, folder, blocks), Stopped))
+
+
+def _started(plan: Plan, corpus: Corpus, blocks_file: Path | None) -> tuple[Plan, Blocks, Model]:
+    """The model that the run starts from, its blocks, and the plan with its settings."""
+    assert plan.initial is not None
+    initial = plan.initial.decided(plan.recipe)
+    model = starting_model(initial, plan.recipe, corpus)
+    blocks = blocks_of(model)
+    if blocks_file is not None:
+        given = Blocks.load(blocks_file, corpus.tokenizer.tokens())
+        if not np.array_equal(given.block_of_word, blocks.block_of_word):
+            raise ValueError(
+                f"{blocks_file} has other blocks than the model in {initial.folder}: leave --blocks out, or train from random weights"
+            )
+    return replace(plan, recipe=with_model(plan.recipe, model), initial=initial), blocks, model
+
+
+def _has_weights(recipe: Recipe, folder: RunFolder) -> bool:
+    """Whether a run that goes on has weights of its own: it then no longer needs those that it started from."""
+    kept = (folder.path / STATE, folder.path / MIXTURE / STATE, folder.path / MIXTURE / MODEL)
+    return folder.resume and recipe.blocks.clustering != "uniform" and any(file.exists() for file in kept)
+
+
+def _told_of_start(plan: Plan) -> dict[str, Any]:
+    return {} if plan.initial is None else {"initial": plan.initial.told()}
+
+
+def _where_it_starts(plan: Plan) -> str:
+    initial = plan.initial
+    assert initial is not None
+    told = f"weights of {initial.folder}"
+    if initial.splits:
+        told += f", each block in {initial.split_blocks}, each state in {initial.split_states}"
+        told += f", noise {initial.noise:g} of the spread" if initial.noise else ", at equal likelihood"
+    return told
 
 
 def _estimate(model: Model, corpus: Corpus, settings: TrainSettings) -> str:

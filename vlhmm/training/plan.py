@@ -22,6 +22,7 @@ from vlhmm.settings import settings_from
 from vlhmm.training.baseline_settings import kind_of
 from vlhmm.training.checkpoint import TOKENIZER
 from vlhmm.training.em import EMSettings, em_steps
+from vlhmm.training.initial import InitialWeights, starting_model, with_model
 from vlhmm.training.presets import Recipe
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.stage_settings import PretrainedSettings
@@ -41,6 +42,8 @@ class Plan:
     data_dir: Path | None
     em: EMSettings | None = None
     """Baum-Welch instead of gradient ascent: the recipe's `train` is not read, but for the seed."""
+    initial: InitialWeights | None = None
+    """A trained model to start from, whose blocks and model settings then are the recipe's; None: random weights."""
 
     def save(self, folder: Path) -> None:
         # A path must be found again from another working directory.
@@ -50,6 +53,7 @@ class Plan:
             "data_dir": None if self.data_dir is None else str(self.data_dir.absolute()),
             "recipe": self.recipe.to_dict(),
             "em": None if self.em is None else asdict(self.em),
+            "initial": None if self.initial is None else self.initial.to_dict(),
         }
         atomic_write(folder / RECIPE, json.dumps(values, indent=2).encode())
 
@@ -63,12 +67,13 @@ def read_plan(folder: Path) -> Plan | None:
         values = read_json_object(path)
         data_dir = values["data_dir"]
         recipe = Recipe.from_dict(values["recipe"])
-        em = values.get("em")
+        em, initial = values.get("em"), values.get("initial")
         return Plan(
             recipe,
             values["corpus"],
             None if data_dir is None else Path(data_dir),
             None if em is None else settings_from(EMSettings, em),
+            None if initial is None else InitialWeights(**{**initial, "folder": Path(initial["folder"])}),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): it was edited or is of another version") from error
@@ -151,6 +156,8 @@ class Forecast:
     """Every setting, by section."""
     stages: list[PlannedStage]
     """Where a teacher writes text first; `steps` are those of the last of them."""
+    initial: InitialWeights | None = None
+    """The trained model that the run starts from; None: random weights."""
 
 
 def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: Path | None = None) -> Forecast:
@@ -178,9 +185,14 @@ def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: P
         >>> sizes.num_states == 4 * recipe.model.states_per_block, sizes.tokens
         (True, 540)
     """
-    recipe, em = plan.recipe, plan.em
-    blocks = _sketch_blocks(recipe, corpus, blocks_file)
-    model = recipe.make_model(corpus, blocks)
+    recipe, em, initial = plan.recipe, plan.em, plan.initial
+    if initial is None:
+        blocks = _sketch_blocks(recipe, corpus, blocks_file)
+        model, num_blocks = recipe.make_model(corpus, blocks), blocks.num_blocks
+    else:
+        initial = initial.decided(recipe)
+        model = starting_model(initial, recipe, corpus)
+        recipe, num_blocks = with_model(recipe, model), model.support.num_groups
     sections = recipe.to_dict()
     if em is not None:
         del sections["train"]
@@ -189,7 +201,7 @@ def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: P
         corpus=corpus,
         tokens=len(corpus.train),
         vocab_size=corpus.tokenizer.vocab_size,
-        num_blocks=blocks.num_blocks,
+        num_blocks=num_blocks,
         num_states=model.support.num_states,
         num_parameters=model.num_parameters,
         steps=training_steps(recipe, corpus) if em is None else em_steps(em, corpus),
@@ -198,6 +210,7 @@ def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: P
         device=str(device),
         recipe=sections,
         stages=planned_stages(recipe, corpus),
+        initial=initial,
     )
 
 

@@ -269,6 +269,14 @@ PRESETS: dict[str, Recipe] = {
         ModelSettings(states_per_block=512, transition="block-factored", initialisation="paper"),
         TrainSettings(epochs=10, batch_size=32, window=64, state_dropout=0.5, ema=0.998, weight_decay=0.05),
     ),
+    # A hundred million tokens of subwords and more: one pass.
+    "english": Recipe(
+        BlockSettings(num_blocks=512),
+        ModelSettings(states_per_block=256, transition="block-factored", initialisation="paper"),
+        TrainSettings(
+            epochs=1, batch_size=64, window=64, state_dropout=0.25, ema=0.998, weight_decay=0.02, checks_per_epoch=8
+        ),
+    ),
     # From the text of a teacher that is trained on the same text.
     "taught-ptb": Recipe(
         BlockSettings(num_blocks=512),

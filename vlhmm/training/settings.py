@@ -75,6 +75,10 @@ class TrainSettings:
     """Run steps as CUDA graphs on a GPU. The result is the same; without them errors are easier to locate."""
     seed: int = 0
     """Seed of state dropout and of the order of the text."""
+    token_dropout: float = 0.0
+    """The part of the tokens that a step treats as missing: it sums over the words that may stand there. Their blocks stay known, in a
+    dense HMM nothing; a token after which states begin anew is never missing. Not in steps that maximize p(x, z).
+    """
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
@@ -83,7 +87,7 @@ class TrainSettings:
         for name in ("learning_rate", "decay"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and above 0")
-        for name in ("state_dropout", "ema", "beta1", "beta2"):
+        for name in ("state_dropout", "token_dropout", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0 and below 1")
         if self.state_dropout_end != -1 and not 0 <= self.state_dropout_end < 1:

@@ -21,6 +21,7 @@ from vlhmm.capture import Graphed
 from vlhmm.distributed import ALONE, World, all_rows, shard, sum_in_order
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
+from vlhmm.inference.missing import draw_missing, without
 from vlhmm.inference.score import can_be_captured, reads_positions, score
 from vlhmm.models import Model, StateSubset, Window, split_frozen
 from vlhmm.ops import parameter_update
@@ -42,6 +43,7 @@ class Step:
 
     def __init__(self, model: Model, settings: TrainSettings, here: World = ALONE, local: bool = False) -> None:
         """`local`: ranks take steps of their own, until `average_ranks`."""
+        _check_token_dropout(model, settings)
         self.model, self.settings, self._here = model, settings, here
         self._local = local and here.size > 1
         self.rows = shard(range(settings.batch_size), here)
@@ -220,13 +222,17 @@ class Step:
         make = self.model.window_tables if alone else self.model
         tables, transition = make(previous, window, with_start=begins, numerics=self._numerics)
         boundary = None if transition is None else Boundary(transition)
+        if self.settings.token_dropout:
+            rate, reset = self.settings.token_dropout, self.model.reset_token
+            tables, batch = without(tables, batch, draw_missing(self._tokens, rate, reset, self.generator))
         belief = None if fresh else self._belief
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
         self._backward(scored.token_log_probs)
         self.underflow.add(scored.underflow)
         log_last = scored.belief.log_probs.detach()
-        self._belief.token.copy_(scored.belief.token)
+        # Those of the text: of the score they may stand for missing ones.
+        self._belief.token.copy_(self._tokens[:, -1])
         self._belief.log_probs.copy_(revived(log_last) if in_capture(log_last.device) else log_last)
 
     def _joint_log_probs(self, fresh: bool, states: Int[Tensor, "B N"]) -> Float[Tensor, "B T"]:
@@ -391,6 +397,22 @@ class Step:
         if self._parts is not None:
             saved = {name: self._parts.own(int(name.split(".")[0]), value) for name, value in saved.items()}
         restore_optimizer(self.optimizer, saved)
+
+
+def _check_token_dropout(model: Model, settings: TrainSettings) -> None:
+    if not settings.token_dropout:
+        return
+    remedy = "set token_dropout to 0"
+    if not model.support.partition:
+        raise ValueError(
+            f"token_dropout {settings.token_dropout:g} needs words in blocks, or one block of all: in this model each word has states "
+            f"of its own choice, so a missing one is not summed over by its states; {remedy}"
+        )
+    if model.settings.emission == "unmasked":
+        raise ValueError(
+            f'token_dropout {settings.token_dropout:g} needs emissions that sum to 1 over a block, which emission "unmasked" does not '
+            f'give: use emission "blocked", or {remedy}'
+        )
 
 
 def reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
