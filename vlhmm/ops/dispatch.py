@@ -33,7 +33,9 @@ def unavailable(device: torch.device) -> str | None:
 
 
 SMALL_DENSE_STATES = 128
-"""Up to here loops over time are faster on a CPU than a matrix product a position."""
+"""Up to here loops over time are faster on a CPU than a matrix product a position, for one sequence."""
+MAX_LOOP_STATES = 1024
+"""For a batch."""
 
 
 @cache
