@@ -42,6 +42,7 @@ class SmallQueries:
         # Whether tables of inference mode were changed nobody counts.
         self._uncounted = any(part.is_inference() for part in self._parts)
         self._reset = -1 if tables.reset_token is None else tables.reset_token
+        self._states = tables.support.states_of_group[0]
         self._loops: SmallDense | None = None
         self._versions: list[int] = []
 
@@ -53,7 +54,7 @@ class SmallQueries:
         loops, text = self._ready(), self._text(tokens, lengths)
         if loops is None or text is None or (found := loops.log_prob(text)) is None:
             return None
-        return torch.from_numpy(found).to(self._tables.dtype)
+        return torch.from_numpy(found)
 
     def token_log_probs(self, tokens: Any, lengths: Any) -> Float[Tensor, "B T"] | None:
         loops, text = self._ready(), self._text(tokens, lengths)
@@ -65,7 +66,7 @@ class SmallQueries:
         loops, text = self._ready(), self._text(tokens, lengths)
         if loops is None or text is None or (probs := loops.posterior(text)) is None:
             return None
-        states = self._tables.support.states_of_group[0].expand(probs.shape)
+        states = self._states.expand(probs.shape)
         return Posterior(torch.from_numpy(probs), states, self._tables.num_states)
 
     def expected_counts(self, tokens: Any, lengths: Any) -> Counts | None:
@@ -83,8 +84,8 @@ class SmallQueries:
         loops, text = self._ready(), self._text(tokens, lengths)
         if loops is None or text is None or (found := loops.best_paths(text)) is None:
             return None
-        paths, log_probs = (torch.from_numpy(part) for part in found)
-        return Paths(paths[:, None], log_probs[:, None])
+        paths, log_probs = found
+        return Paths(torch.from_numpy(paths[:, None]), torch.from_numpy(log_probs[:, None]))
 
     def sample(self, num: int, length: int, generator: torch.Generator | None) -> Sample | None:
         """By inverse transform sampling, from two numbers a token."""
@@ -135,9 +136,9 @@ class SmallQueries:
 def _integers(values: Any) -> Any:
     """As a contiguous array of int64, on the CPU; None where they are something else."""
     if isinstance(values, Tensor):
-        if not values.is_cpu or values.layout != torch.strided or values.is_floating_point() or values.is_complex():
+        if not values.is_cpu or values.layout != torch.strided:
             return None
-        values = values.numpy()
+        values = values.numpy() if values.dtype == torch.int64 else values.detach().numpy()
     elif not isinstance(values, np.ndarray):
         try:
             values = np.array(values)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +35,10 @@ MIN_LANES = 10
 MIN_LARGE = 4
 """So few of an HMM with many states cost less as a matrix product a position."""
 
+NOTHING = {np.dtype(dtype): np.empty((0, 0), dtype) for dtype in (np.float32, np.float64)}
+"""Room for what is not asked for."""
+NO_STATUS = np.empty(0, np.int8)
+"""Nobody was asked before."""
 NO_LENGTHS = np.empty(0, np.int64)
 """All sequences are as long as the batch, and in their order."""
 _OK, _IMPOSSIBLE, _TODO = 0, 1, 4
@@ -88,34 +92,40 @@ class SmallDense:
     def __init__(self, log_start: Array, log_moves: Array, log_emissions: Array) -> None:
         self._logs = Logs(log_start, log_moves, log_emissions)
         self._dtype, self._states = self._logs.dtype, len(self._logs.start)
+        self._planned: tuple[tuple[int, ...], _Plan | None] = ((), None)
 
     def log_prob(self, text: SmallText) -> Array | None:
-        """log p(x) in float64, -inf of impossible sequences."""
-        found = self._filtered(text, (0, 0))
-        return None if found is None else found[1]
+        """log p(x), -inf of impossible sequences."""
+        found = self._filtered(text, per_token=False)
+        return None if found is None else found[1].astype(self._dtype, copy=False)
 
     def token_log_probs(self, text: SmallText) -> Array | None:
         """log p(x_t | x_<t), 0 past the length, -inf from where a sequence is impossible."""
-        found = self._filtered(text, text.tokens.shape)
+        found = self._filtered(text, per_token=True)
         return None if found is None else found[0].astype(self._dtype, copy=False)
 
-    def _filtered(self, text: SmallText, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-        """log p(x_t | x_<t) if there is room for it, and log p(x)."""
+    def _filtered(self, text: SmallText, per_token: bool) -> tuple[Array, Array] | None:
+        """log p(x_t | x_<t) if it is asked for, and log p(x)."""
         plan = self._plan(text, kept=0)
         if plan is None:
             return None
-        from vlhmm.ops.small_dense import alone, exact, lanes
-
+        lanes, alone, exact = _loops()
         for tables in self._by_range():
-            found = np.empty(shape, tables.dtype), np.empty(len(text.tokens))
-            operands = (text.operands, tables.peaks, *found)
+            dtype = tables.dtype
+            log_probs = np.empty(text.tokens.shape, dtype) if per_token else NOTHING[dtype]
+            log_prob = np.empty(len(text.tokens), dtype)
+            operands = (text.operands, tables.peaks, log_probs, log_prob)
+            if plan.one_by_one and alone.forward(tables.alone, *operands, NO_STATUS, 0, plan.size):
+                return log_probs, log_prob
             worst = plan.run(
                 lambda *part, tables=tables, rest=operands: lanes.forward(tables.lanes, *rest, *part),
                 lambda *part, tables=tables, rest=operands: alone.forward(tables.alone, *rest, *part),
-                lambda *part, tables=tables, found=found: exact.forward(tables.exact, text.operands, *found, *part),
+                lambda *part, tables=tables, found=(log_probs, log_prob): exact.forward(
+                    tables.exact, text.operands, *found, *part
+                ),
             )
             if worst <= _IMPOSSIBLE:
-                return found
+                return log_probs, log_prob
         return None
 
     def posterior(self, text: SmallText) -> Array | None:
@@ -125,13 +135,11 @@ class SmallDense:
 
     def expected_counts(self, text: SmallText) -> SmallCounts | None:
         """Summed over the batch."""
-        from vlhmm.ops.small_dense import exact
-
         found = self._smoothed(text, counted=True)
         if found is None:
             return None
         emissions = np.zeros(self._logs.emissions.shape, found.probs.dtype)
-        exact.add_by_word(found.probs, text.operands, emissions)
+        _loops()[2].add_by_word(found.probs, text.operands, emissions)
         parts = (found.start, found.moves, emissions, found.log_probs)
         return SmallCounts(*(part.astype(self._dtype, copy=False) for part in parts))
 
@@ -140,30 +148,35 @@ class SmallDense:
         plan = self._plan(text, kept=length * self._states)
         if plan is None or 2 * size * length * self._states * self._dtype.itemsize > MAX_BYTES:
             return None
-        from vlhmm.ops.small_dense import alone, exact, lanes
-
+        lanes, alone, exact = _loops()
         states, parts = self._states, len(plan.parts)
         rows = -(-states // COLUMNS) * COLUMNS if counted else 0
         for tables in self._by_range():
             # Where nothing is counted nobody asks for log p.
-            log_probs = np.empty((size, length) if counted else (0, 0), tables.dtype)
-            log_prob, probs = np.empty(size if counted else 0), np.empty((size, length, states), tables.dtype)
-            start = np.zeros((parts, states), tables.dtype)
-            moves = np.zeros((parts, rows * tables.width), tables.dtype)
-            found, sums = (log_probs, log_prob, probs), (start, moves)
-            operands = (text.operands, tables.peaks, *found)
-            worst = plan.run(
-                lambda *part, tables=tables, rest=operands: lanes.smooth(tables.lanes, *rest, *part),
-                lambda *part, tables=tables, rest=operands: alone.smooth(tables.alone, *rest, *part),
-                lambda start, moves, *part, tables=tables, found=found: exact.smooth(
-                    *(tables.exact, text.operands, *found, start, moves.reshape(-1, tables.width), *part)
-                ),
-                sums,
-            )
-            if worst == _OK:
-                total = moves.sum(0) if parts > 1 else moves[0]
-                total = total.reshape(rows, tables.width)[:states, :states]
-                return _Smoothed(probs, log_probs, start.sum(0), total * tables.moves if counted else total)
+            dtype = tables.dtype
+            log_probs = np.empty((size, length), dtype) if counted else NOTHING[dtype]
+            log_prob = np.empty(size, dtype) if counted else NOTHING[dtype][0:0].ravel()
+            probs = np.empty((size, length, states), dtype)
+            start, moves = np.zeros((parts, states), dtype), np.zeros((parts, rows * tables.width), dtype)
+            operands = (text.operands, tables.peaks, log_probs, log_prob, probs)
+            if not (plan.one_by_one and alone.smooth(tables.alone, *operands, start[0], moves[0], NO_STATUS, 0, size)):
+                if plan.one_by_one:
+                    start.fill(0)
+                    moves.fill(0)
+                worst = plan.run(
+                    lambda *part, tables=tables, rest=operands: lanes.smooth(tables.lanes, *rest, *part),
+                    lambda *part, tables=tables, rest=operands: alone.smooth(tables.alone, *rest, *part),
+                    lambda start, moves, *part, tables=tables, found=(log_probs, log_prob, probs): exact.smooth(
+                        *(tables.exact, text.operands, *found, start, moves.reshape(-1, tables.width), *part)
+                    ),
+                    (start, moves),
+                )
+                if worst != _OK:
+                    continue
+            if not counted:
+                return _Smoothed(probs, log_probs, start, moves)
+            total = (moves.sum(0) if parts > 1 else moves[0]).reshape(rows, tables.width)[:states, :states]
+            return _Smoothed(probs, log_probs, start.sum(0) if parts > 1 else start[0], total * tables.moves)
         return None
 
     def best_paths(self, text: SmallText) -> tuple[Array, Array] | None:
@@ -171,22 +184,21 @@ class SmallDense:
         plan = self._plan(text, kept=text.tokens.shape[1] * self._states)
         if plan is None:
             return None
-        from vlhmm.ops.small_dense import alone, exact, lanes
-
-        logs, found = self._logs, (np.empty(text.tokens.shape, np.int64), np.empty(len(text.tokens)))
+        lanes, alone, exact = _loops()
+        logs, found = self._logs, (np.empty(text.tokens.shape, np.int64), np.empty(len(text.tokens), self._dtype))
+        if plan.one_by_one and alone.best_paths(logs.alone, text.operands, *found, NO_STATUS, 0, plan.size):
+            return found
         worst = plan.run(
             lambda *part: lanes.best_paths(logs.lanes, text.operands, *found, *part),
             lambda *part: alone.best_paths(logs.alone, text.operands, *found, *part),
             lambda *part: exact.best_paths(logs.exact, text.operands, *found, *part),
         )
-        return None if worst != _OK else (found[0], found[1].astype(self._dtype))
+        return None if worst != _OK else found
 
     def sample(self, uniforms: Array, reset: int) -> tuple[Array, Array]:
         """States and tokens, (N, T) each, from numbers (N, T, 2) drawn from [0, 1)."""
-        from vlhmm.ops.small_dense import exact
-
         states, tokens = (np.empty(uniforms.shape[:2], np.int64) for _ in range(2))
-        exact.draw(self._logs.cumulative, reset, uniforms, states, tokens)
+        _loops()[2].draw(self._logs.cumulative, reset, uniforms, states, tokens)
         return states, tokens
 
     def _by_range(self) -> Iterator[Scaled]:
@@ -207,8 +219,13 @@ class SmallDense:
     def _plan(self, text: SmallText, kept: int) -> _Plan | None:
         """`kept`: the numbers that a sequence leaves behind. None: matrix products are faster."""
         size, positions = text.tokens.shape
-        large = self._states > dispatch.SMALL_DENSE_STATES
-        threads, work = torch.get_num_threads(), size * positions * self._states**2
+        question = size, positions, kept, torch.get_num_threads()
+        if question != self._planned[0]:
+            self._planned = question, self._new_plan(*question)
+        return self._planned[1]
+
+    def _new_plan(self, size: int, positions: int, kept: int, threads: int) -> _Plan | None:
+        large, work = self._states > dispatch.SMALL_DENSE_STATES, size * positions * self._states**2
         # Of many states a position is a matrix product, whose library has all threads take part in one block.
         if large and (size < MIN_LARGE or 2 * -(-size // LANES) < threads):
             return None
@@ -219,7 +236,15 @@ class SmallDense:
             return None
         step = -(-size // (count * LANES)) * LANES if size >= LANES else -(-size // count)
         bounds = [*range(0, size, step), size]
-        return _Plan(list(pairwise(bounds)), least, not large, np.full(size, _TODO, np.int8))
+        return _Plan(size, list(pairwise(bounds)), least, not large)
+
+
+@cache
+def _loops() -> tuple[Any, Any, Any]:
+    """They are imported, and with them numba, when there is a question."""
+    from vlhmm.ops.small_dense import alone, exact, lanes
+
+    return lanes, alone, exact
 
 
 @dataclass(frozen=True)
@@ -234,34 +259,38 @@ class _Smoothed:
 class _Plan:
     """Who takes which sequences."""
 
+    size: int
     parts: list[tuple[int, int]]
     """Of each thread."""
     least: int
     """So many are taken together."""
     few_states: bool
     """Then they can be taken one by one."""
-    status: Array
+
+    @cached_property
+    def one_by_one(self) -> bool:
+        """All sequences, in one thread."""
+        return self.few_states and self.size < self.least and len(self.parts) == 1
 
     def run(self, in_lanes: Loop, alone: Loop, exact: Loop, sums: tuple[Array, ...] = ()) -> int:
         """The worst status of all sequences; each thread has a row of its own of the `sums`."""
-        if len(self.parts) == 1:
-            return self._part(0, in_lanes, alone, exact, sums)
-        with ThreadPoolExecutor(len(self.parts)) as threads:
-            numbers = range(len(self.parts))
-            return max(threads.map(lambda number: self._part(number, in_lanes, alone, exact, sums), numbers))
+        status = np.full(self.size, _TODO, np.int8)
 
-    def _part(self, number: int, in_lanes: Loop, alone: Loop, exact: Loop, sums: tuple[Array, ...]) -> int:
-        first, last = self.parts[number]
-        own = (*(rows[number] for rows in sums), self.status)
-        left = (last - first) % LANES
-        together = last if left >= self.least or not left else last - left
-        answered = True
-        if together - first >= self.least:
-            answered = in_lanes(*own, first, together)
-        else:
-            together = first
-        if answered and together == last:
-            return _OK
-        if not self.few_states:
-            return _TODO
-        return _OK if alone(*own, first, last) else int(exact(*own, first, last))
+        def part(number: int) -> int:
+            first, last = self.parts[number]
+            own = (*(rows[number] for rows in sums), status)
+            left = (last - first) % LANES
+            together = last if left >= self.least or not left else last - left
+            answered = together - first >= self.least
+            if answered:
+                answered = in_lanes(*own, first, together)
+                if answered and together == last:
+                    return _OK
+            if not self.few_states:
+                return _TODO
+            return _OK if alone(*own, first, last) else int(exact(*own, first, last))
+
+        if len(self.parts) == 1:
+            return part(0)
+        with ThreadPoolExecutor(len(self.parts)) as threads:
+            return max(threads.map(part, range(len(self.parts))))

@@ -104,6 +104,13 @@ def push_best(moves, width, states, scores, at, pushed):
         store(pushed, first, larger(best_0, best_1))
 
 
+@inlined
+@no_type_check
+def answered_before(status, b):
+    """No status: nobody was asked before."""
+    return status.shape[0] > 0 and status[b] == OK
+
+
 @exact
 @no_type_check
 def filter_sequence(b, tables, text, messages, keep, totals, pushed):
@@ -169,13 +176,14 @@ def forward(tables, text, peaks, log_probs, log_prob, status, first, last):
     answered = True
     for n in range(first, last):
         b = sequence_of(text, n)
-        if status[b] == OK:
+        if answered_before(status, b):
             continue
         if not filter_sequence(b, tables, text, messages, False, totals, pushed):
             answered = False
             continue
         log_prob[b] = put_log_probs(b, text, peaks, totals, log_probs)
-        status[b] = OK
+        if status.shape[0] > 0:
+            status[b] = OK
     return answered
 
 
@@ -191,7 +199,7 @@ def smooth(tables, text, peaks, log_probs, log_prob, probs, start_counts, move_c
     back, row, answered = np.empty(width, start.dtype), np.empty(width, start.dtype), True
     for n in range(first, last):
         b = sequence_of(text, n)
-        if status[b] == OK:
+        if answered_before(status, b):
             continue
         if not filter_sequence(b, tables, text, messages, True, totals, back):
             answered = False
@@ -229,7 +237,8 @@ def smooth(tables, text, peaks, log_probs, log_prob, probs, start_counts, move_c
             for t in range(0, length - 1, CHUNK):
                 left, right = messages[t * width :], ahead[(t + 1) * width :]
                 add_products(left, right, WIDTH, width, min(CHUNK, length - 1 - t), states, move_counts)
-        status[b] = OK
+        if status.shape[0] > 0:
+            status[b] = OK
     return answered
 
 
@@ -245,7 +254,7 @@ def best_paths(tables, text, paths, log_probs, status, first, last):
     for n in range(first, last):
         b = sequence_of(text, n)
         length, log_prob = length_of(lengths, b, positions), 0.0
-        if status[b] == OK:
+        if answered_before(status, b):
             continue
         possible = 1 <= length <= positions
         for t in range(length if possible else 0):
@@ -279,5 +288,7 @@ def best_paths(tables, text, paths, log_probs, status, first, last):
         for t in range(length - 2, -1, -1):
             here = best_of(scores, t * width, log_moves_into, -1 if tokens[b, t] == reset else here)
             paths[b, t] = here
-        log_probs[b], status[b] = log_prob, OK
+        log_probs[b] = log_prob
+        if status.shape[0] > 0:
+            status[b] = OK
     return answered
