@@ -5,8 +5,11 @@ What a peer needs from the tables in its own layout is made before the clock sta
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -269,6 +272,15 @@ class PyJuice:
 
 
 PEERS: tuple[Peer, ...] = (PlainLoop(), Dynamax(), HmmLearn(), Pomegranate(), PyJuice())
+
+
+def read_from(folder: Path) -> None:
+    """Finds packages that are not installed in a folder: what `pip install --target` or unpacked wheels leave there."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: unpack the wheels of the peers there")
+    # Last, so that what is installed, torch above all, comes first.
+    sys.path.append(str(folder.resolve()))
+    importlib.invalidate_caches()
 
 
 def installed(peer: Peer) -> bool:

@@ -80,6 +80,12 @@ class SmallQueries:
             return None
         return self._counts(SmallText(batch.tokens.numpy(), batch.lengths.numpy(), self._reset))
 
+    def token_log_probs_of(self, batch: Batch) -> Float[Tensor, "B T"] | None:
+        """log p(x_t | x_<t) of a checked batch."""
+        if batch.log_evidence is not None:
+            return None
+        return self.token_log_probs(batch.tokens, batch.lengths)
+
     def best_path(self, tokens: Any, lengths: Any) -> Paths | None:
         loops, text = self._ready(), self._text(tokens, lengths)
         if loops is None or text is None or (found := loops.best_paths(text)) is None:

@@ -130,6 +130,15 @@ class SmallDense:
 
     def posterior(self, text: SmallText) -> Array | None:
         """p(z_t | x), (B, T, Z), 0 past the length."""
+        plan, tables = self._plan(text, kept=text.tokens.shape[1] * self._states), self._scaled
+        if plan is not None and plan.one_by_one and tables is not None:
+            # The shortest way, for short texts.
+            probs = np.empty((*text.tokens.shape, self._states), tables.dtype)
+            nothing, start = NOTHING[tables.dtype], np.zeros(self._states, tables.dtype)
+            none = nothing.ravel()
+            operands = (text.operands, tables.peaks, nothing, none, probs, start, none, NO_STATUS)
+            if _loops()[1].smooth(tables.alone, *operands, 0, plan.size):
+                return probs
         found = self._smoothed(text, counted=False)
         return None if found is None else found.probs.astype(self._dtype, copy=False)
 
