@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ from bench.largest import largest
 from bench.measure import MAX_SECONDS, Result, compare
 from bench.memory import Peak, peaks
 from bench.ours import QUERY_PRECISION, Ours, step_inputs, timed_step
-from bench.peers import PEERS, Engine, installed, read_from
+from bench.peers import PEERS, Peer, installed, read_from
 from bench.plots import draw_scaling
 from bench.profiling import kernel_table, part_table, profile_of, profiled
 from bench.report import Epoch, Row, about, table
@@ -393,7 +393,7 @@ def dense_row(
     inputs = dense_inputs(sizes, device)
     ours = Ours(precision)
     peers = [peer for peer in PEERS if with_peers and device.type in peer.devices]
-    engines: list[Engine] = [ours, *(peer for peer in peers if installed(peer))]
+    engines: list[Ours | Peer] = [ours, *(peer for peer in peers if installed(peer))]
     allowed = tolerance(work, device)
     results = compare(
         {engine.name: partial(engine.timed, work, inputs) for engine in engines},
@@ -404,8 +404,14 @@ def dense_row(
         max_seconds,
     )
     missing = [Result(peer.name, message="not installed") for peer in peers if not installed(peer)]
+    of_ours, *of_peers = (
+        replace(result, precision=engine.reads(work, device))
+        for result, engine in zip(
+            [*results, *missing], [*engines, *(one for one in peers if not installed(one))], strict=True
+        )
+    )
     floor = 1e3 * dense_needs(work, sizes, rates).seconds(rates)
-    return Row(work, asdict(sizes), allowed, floor, results[0], results[1:] + missing, ours.reads(work, device))
+    return Row(work, asdict(sizes), allowed, floor, of_ours, of_peers, of_ours.precision)
 
 
 def step_row(work: Step, sizes: StepSizes, device: torch.device, rates: Rates, repeat: int, with_peers: bool) -> Row:
@@ -417,7 +423,8 @@ def step_row(work: Step, sizes: StepSizes, device: torch.device, rates: Rates, r
     results = compare(engines, partial(original.step_error, inputs), allowed, device, repeat)
     floor = 1e3 * step_needs(sizes, rates).seconds(rates)
     reads = products_read(inputs.model.settings.precision, device)
-    return Row(work, {**asdict(sizes), "states": sizes.states}, allowed, floor, results[0], results[1:], reads)
+    ours = replace(results[0], precision=reads)
+    return Row(work, {**asdict(sizes), "states": sizes.states}, allowed, floor, ours, results[1:], reads)
 
 
 def _device(name: str) -> torch.device:

@@ -28,6 +28,8 @@ class Result:
     """Of the answer, relative to float64."""
     message: str = ""
     """Why there is no time."""
+    precision: str = ""
+    """What its products read, where that is known."""
 
     @property
     def median(self) -> float | None:
@@ -74,8 +76,8 @@ def compare(
                 if not taken[name] or taken[name][-1] < SLOW:
                     timed.run()
                 taken[name].append(seconds_of(timed.run, device))
-    for name, seconds in taken.items():
-        results[name] = replace(results[name], milliseconds=tuple(1e3 * one for one in seconds))
+    for name, times in taken.items():
+        results[name] = replace(results[name], milliseconds=tuple(1e3 * one for one in times))
     return list(results.values())
 
 

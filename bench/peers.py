@@ -37,6 +37,10 @@ class Peer(Engine, Protocol):
     @property
     def devices(self) -> tuple[str, ...]: ...
 
+    def reads(self, work: Work, device: torch.device) -> str:
+        """What its products read."""
+        ...
+
 
 class PlainLoop:
     """One matrix product a position in plain PyTorch, scaled; the gradient by autograd.
@@ -48,6 +52,11 @@ class PlainLoop:
     name = "plain GEMM loop"
     package = None
     devices = ("cpu", "cuda")
+
+    def reads(self, work: Work, device: torch.device) -> str:
+        if device.type != "cuda":
+            return "float32"
+        return "bf16" if work == "W1" else "tf32"
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         start, transition, emission = inputs.start, inputs.transition, inputs.emission
@@ -104,6 +113,9 @@ class Dynamax:
     name = "dynamax"
     package = "dynamax"
     devices = ("cpu", "cuda")
+
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "tf32" if device.type == "cuda" else "float32"
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         # Read at the first import: JAX then leaves the device's memory to others, and stays where it is asked to.
@@ -167,6 +179,9 @@ class HmmLearn:
     package = "hmmlearn"
     devices = ("cpu",)
 
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "float64"
+
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         from hmmlearn.hmm import CategoricalHMM
 
@@ -215,6 +230,9 @@ class Pomegranate:
     MAX_BYTES = 8 << 30
     """Its counts take a few tensors of all pairs of states at every position."""
 
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "float32"
+
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         sizes = inputs.sizes
         needed = 12 * sizes.batch * sizes.length * sizes.states**2
@@ -247,6 +265,9 @@ class PyJuice:
     name = "PyJuice"
     package = "pyjuice"
     devices = ("cuda",)
+
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "float32"
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         if work != "W1":

@@ -18,7 +18,7 @@ from numba.extending import intrinsic, models, register_model
 WIDTH = 16
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """Sixteen numbers of a type."""
 
     def __init__(self, dtype: Any) -> None:
@@ -27,7 +27,7 @@ class Vector(types.Type):  # type: ignore[misc]
 
 
 @register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: Any) -> None:
         number = manager.lookup(vector.dtype).get_value_type()
         super().__init__(manager, vector, ir.VectorType(number, WIDTH))
