@@ -14,7 +14,8 @@ from typing import no_type_check
 import numpy as np
 
 from vlhmm.compiled import compiled
-from vlhmm.ops.small_dense.lanes import OK, add_products, best_of, length_of, sequence_of
+from vlhmm.ops.small_dense.best_lanes import best_of
+from vlhmm.ops.small_dense.lanes import OK, add_products, length_of, sequence_of
 from vlhmm.ops.small_dense.vectors import (
     WIDTH,
     everywhere,
