@@ -1,7 +1,7 @@
 """`python -m bench --device cuda|cpu --json F`: ours, the peers that are installed and the floor, in one table.
 
 `python -m bench scaling`: cost against every size, and the most states that fit; `python -m bench plots`: pictures of that.
-`python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
+`python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench cpu`: all that is measured on a CPU, the grid included. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
 `python -m bench profile`: where the time of a call goes, kernel by kernel.
 `python -m bench distributed`: steps over several processes, and a model of larger clusters.
 `python -m bench cuts`: which way to cut the kernels of a block-factored step is the fastest on this GPU.
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from rich.console import Console
 from bench import original
 from bench.beside import side_by_side
 from bench.constraints import compiled
+from bench.cpu import extras
 from bench.cuts import compile_all, cutting_table, cuttings, move_cuttings
 from bench.distributed import on_cpu, on_gpu, tables
 from bench.epoch import run_epoch
@@ -40,10 +41,10 @@ from bench.hang import Phase, cooperative_nodes
 from bench.hang import as_json as hang_json
 from bench.hang import run as provoke_hang
 from bench.largest import largest
-from bench.measure import Result, compare
+from bench.measure import MAX_SECONDS, Result, compare
 from bench.memory import Peak, peaks
 from bench.ours import QUERY_PRECISION, Ours, step_inputs, timed_step
-from bench.peers import PEERS, Engine, installed
+from bench.peers import PEERS, Peer, installed, read_from
 from bench.plots import draw_scaling
 from bench.profiling import kernel_table, part_table, profile_of, profiled
 from bench.report import Epoch, Row, about, table
@@ -51,6 +52,7 @@ from bench.report_checks import (
     beside_table,
     compiled_table,
     error_table,
+    extra_table,
     first_step_table,
     grid_table,
     largest_table,
@@ -60,7 +62,7 @@ from bench.report_checks import (
 )
 from bench.scaling import points
 from bench.serve import Load, memory_under_load, running, under_load, write_model
-from bench.sizes import default_works, dense_sizes, step_sizes
+from bench.sizes import SMALL_AND_LARGE, default_works, dense_sizes, step_sizes
 from bench.workloads import (
     TITLES,
     DenseSizes,
@@ -80,6 +82,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DeviceName = Annotated[str, typer.Option("--device", help="cuda or cpu.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the results there.")]
+PeersFrom = Annotated[
+    Path | None, typer.Option("--peers-from", help="A folder with unpacked peers, for where nothing can be installed.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Tiny sizes: to see that everything runs.")]
 DEFAULT_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -94,6 +99,7 @@ def main(
     repeat: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 20,
     peers: Annotated[bool, typer.Option(help="Measure the peers that are installed.")] = True,
     precision: Annotated[Precision, typer.Option(help="What our W1, W2 and W5 read on a GPU.")] = QUERY_PRECISION,
+    peers_from: PeersFrom = None,
     quick: Quick = False,
 ) -> None:
     """Measures this package against its peers and against what the device allows. A wrong answer gets no time."""
@@ -101,6 +107,7 @@ def main(
         return
     begun = time.perf_counter()
     where = _device(device)
+    _read_peers(peers_from)
     works = _works(only, where, quick)
     numbers = _numbers(states)
     console = Console()
@@ -278,11 +285,13 @@ def serve(
 def grid(
     json_file: JsonFile = None,
     repeat: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 5,
+    peers_from: PeersFrom = None,
     quick: Quick = False,
 ) -> None:
     """Queries of small HMMs on a CPU, beside the peers that are installed, over a grid of sizes."""
     begun = time.perf_counter()
     where = torch.device("cpu")
+    _read_peers(peers_from)
     rates = measure_rates(where, quick)
     found = []
     for cell in cells(repeat, quick):
@@ -312,6 +321,45 @@ def cuts(
         found += move_cuttings(work, where, quick)
         _shown(Console()).print(cutting_table([one for one in found if one.work == work]))
         _write(json_file, where, begun, measure_rates(where, True), {"cuts": [asdict(one) for one in found]})
+
+
+@app.command()
+def cpu(
+    json_file: JsonFile = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 9,
+    seconds: Annotated[float, typer.Option(help="For each engine in each row.")] = 1.5,
+    peers_from: PeersFrom = None,
+    quick: Quick = False,
+) -> None:
+    """All that is measured on a CPU: queries of 8 to 1,024 states, other work, and the grid; eight minutes on two idle cores."""
+    begun, where, console = time.perf_counter(), torch.device("cpu"), Console()
+    _read_peers(peers_from)
+    rates = measure_rates(where, quick)
+    parts: dict[str, list[dict[str, Any]]] = {"rows": [], "other": [], "grid": []}
+
+    def note(part: str, one: dict[str, Any]) -> None:
+        parts[part].append(one)
+        _write(json_file, where, begun, rates, parts)
+
+    rows: list[Row] = []
+    for work in ("W1", "W2", "W4", "W5"):
+        console.print(f"{work} {TITLES[work]} ...", style="dim")
+        for sizes in dense_sizes(work, where, quick, None if quick else SMALL_AND_LARGE):
+            rows.append(dense_row(work, sizes, where, rates, repeat, True, max_seconds=seconds))
+            note("rows", rows[-1].to_json())
+    other = []
+    for one in extras(rates, quick):
+        console.print(f"{one.name} ...", style="dim")
+        other.append(one)
+        note("other", asdict(one))
+    found = []
+    console.print("the grid ...", style="dim")
+    for cell in cells(min(repeat, 5), quick):
+        found.append(cell)
+        note("grid", asdict(cell))
+    shown = _shown(console)
+    for part in (table(rows, [], rates), extra_table(other), grid_table(found)):
+        shown.print(part)
 
 
 @app.command()
@@ -377,11 +425,12 @@ def dense_row(
     repeat: int,
     with_peers: bool,
     precision: Precision = QUERY_PRECISION,
+    max_seconds: float = MAX_SECONDS,
 ) -> Row:
     inputs = dense_inputs(sizes, device)
     ours = Ours(precision)
     peers = [peer for peer in PEERS if with_peers and device.type in peer.devices]
-    engines: list[Engine] = [ours, *(peer for peer in peers if installed(peer))]
+    engines: list[Ours | Peer] = [ours, *(peer for peer in peers if installed(peer))]
     allowed = tolerance(work, device)
     results = compare(
         {engine.name: partial(engine.timed, work, inputs) for engine in engines},
@@ -389,10 +438,17 @@ def dense_row(
         allowed,
         device,
         repeat,
+        max_seconds,
     )
     missing = [Result(peer.name, message="not installed") for peer in peers if not installed(peer)]
+    of_ours, *of_peers = (
+        replace(result, precision=engine.reads(work, device))
+        for result, engine in zip(
+            [*results, *missing], [*engines, *(one for one in peers if not installed(one))], strict=True
+        )
+    )
     floor = 1e3 * dense_needs(work, sizes, rates).seconds(rates)
-    return Row(work, asdict(sizes), allowed, floor, results[0], results[1:] + missing, ours.reads(work, device))
+    return Row(work, asdict(sizes), allowed, floor, of_ours, of_peers, of_ours.precision)
 
 
 def step_row(work: Step, sizes: StepSizes, device: torch.device, rates: Rates, repeat: int, with_peers: bool) -> Row:
@@ -404,7 +460,8 @@ def step_row(work: Step, sizes: StepSizes, device: torch.device, rates: Rates, r
     results = compare(engines, partial(original.step_error, inputs), allowed, device, repeat)
     floor = 1e3 * step_needs(sizes, rates).seconds(rates)
     reads = products_read(inputs.model.settings.precision, device)
-    return Row(work, {**asdict(sizes), "states": sizes.states}, allowed, floor, results[0], results[1:], reads)
+    ours = replace(results[0], precision=reads)
+    return Row(work, {**asdict(sizes), "states": sizes.states}, allowed, floor, ours, results[1:], reads)
 
 
 def _device(name: str) -> torch.device:
@@ -413,6 +470,14 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("no CUDA device is there: use --device cpu")
     return torch.device(name)
+
+
+def _read_peers(folder: Path | None) -> None:
+    if folder is not None:
+        try:
+            read_from(folder)
+        except ValueError as reason:
+            raise typer.BadParameter(str(reason)) from None
 
 
 def _works(only: str | None, device: torch.device, quick: bool) -> tuple[str, ...]:

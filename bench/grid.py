@@ -13,7 +13,7 @@ import torch
 from bench.measure import compare
 from bench.ours import Ours
 from bench.peers import PEERS, Engine, installed
-from bench.workloads import TITLES, DenseSizes, Truth, Work, dense_inputs, error, tolerance
+from bench.workloads import TITLES, DenseInputs, DenseSizes, Truth, Work, dense_inputs, error, tolerance
 
 WORKS: tuple[Work, ...] = ("W1", "W2", "W4", "W5")
 STATES, BATCHES, LENGTHS = (2, 8, 32, 64, 128), (1, 16, 256), (10, 100, 1000, 10_000)
@@ -21,6 +21,10 @@ QUICK_STATES, QUICK_BATCHES, QUICK_LENGTHS = (2, 8), (1, 3), (10,)
 NUM_WORDS = 1000
 MAX_PRODUCTS = 1 << 28
 """Tokens x states^2 of a cell: beyond, some peer takes minutes."""
+MAX_SECONDS = 1.0
+"""An engine's measurements of one cell end when they have taken so long."""
+HOPELESS, LONG = 8.0, 1000
+"""A peer that needed so many times the best one's time for a text of so many tokens is not asked about longer ones."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Cell:
     peer: str | None
     """The fastest peer; None: no peer has the right answer."""
     peer_ms: float | None
+    precision: str
+    """What our loops compute in; hmmlearn has float64, the other peers float32."""
     messages: dict[str, str]
     """Why an engine has no time."""
 
@@ -50,19 +56,39 @@ def cells(repeat: int, quick: bool) -> Iterator[Cell]:
     engines: list[Engine] = [Ours("highest"), *peers]
     for states in QUICK_STATES if quick else STATES:
         for batch in QUICK_BATCHES if quick else BATCHES:
+            hopeless: dict[tuple[Work, str], str] = {}
             for length in QUICK_LENGTHS if quick else LENGTHS:
                 if batch * length * states**2 > MAX_PRODUCTS:
                     continue
                 inputs = dense_inputs(DenseSizes(states, NUM_WORDS, batch, length), device)
                 truth = Truth(inputs)
                 for work in WORKS:
-                    timed = {engine.name: partial(engine.timed, work, inputs) for engine in engines}
-                    ours, *others = compare(timed, partial(error, work, truth), tolerance(work, device), device, repeat)
-                    found = {one.engine: one.median for one in others if one.median is not None}
-                    best = min(found, key=lambda name: found[name], default=None)
-                    messages = {one.engine: one.message for one in (ours, *others) if one.message}
-                    peer_ms = None if best is None else found[best]
-                    yield Cell(work, states, batch, length, ours.median, best, peer_ms, messages)
+                    yield _cell(work, inputs, truth, engines, repeat, hopeless)
+
+
+def _cell(
+    work: Work,
+    inputs: DenseInputs,
+    truth: Truth,
+    engines: list[Engine],
+    repeat: int,
+    hopeless: dict[tuple[Work, str], str],
+) -> Cell:
+    sizes, device = inputs.sizes, inputs.device
+    asked = {
+        engine.name: partial(engine.timed, work, inputs) for engine in engines if (work, engine.name) not in hopeless
+    }
+    ours, *others = compare(asked, partial(error, work, truth), tolerance(work, device), device, repeat, MAX_SECONDS)
+    found = {one.engine: one.median for one in others if one.median is not None}
+    best = min(found, key=lambda name: found[name], default=None)
+    peer_ms = None if best is None else found[best]
+    for name, milliseconds in found.items():
+        if sizes.length >= LONG and peer_ms is not None and milliseconds > HOPELESS * peer_ms:
+            hopeless[work, name] = f"{milliseconds / peer_ms:.0f} times the best peer's time at {sizes.length:,} tokens"
+    left_out = {name: why for (of, name), why in hopeless.items() if of == work and name not in asked}
+    messages = {one.engine: one.message for one in (ours, *others) if one.message} | left_out
+    reads = Ours("highest").reads(work, device)
+    return Cell(work, sizes.states, sizes.batch, sizes.length, ours.median, best, peer_ms, reads, messages)
 
 
 def draw_grid(found: dict[str, Any], folder: Path) -> list[Path]:

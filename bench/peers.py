@@ -5,8 +5,11 @@ What a peer needs from the tables in its own layout is made before the clock sta
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import sys
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +37,10 @@ class Peer(Engine, Protocol):
     @property
     def devices(self) -> tuple[str, ...]: ...
 
+    def reads(self, work: Work, device: torch.device) -> str:
+        """What its products read."""
+        ...
+
 
 class PlainLoop:
     """One matrix product a position in plain PyTorch, scaled; the gradient by autograd.
@@ -45,6 +52,11 @@ class PlainLoop:
     name = "plain GEMM loop"
     package = None
     devices = ("cpu", "cuda")
+
+    def reads(self, work: Work, device: torch.device) -> str:
+        if device.type != "cuda":
+            return "float32"
+        return "bf16" if work == "W1" else "tf32"
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         start, transition, emission = inputs.start, inputs.transition, inputs.emission
@@ -101,6 +113,9 @@ class Dynamax:
     name = "dynamax"
     package = "dynamax"
     devices = ("cpu", "cuda")
+
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "tf32" if device.type == "cuda" else "float32"
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         # Read at the first import: JAX then leaves the device's memory to others, and stays where it is asked to.
@@ -164,6 +179,9 @@ class HmmLearn:
     package = "hmmlearn"
     devices = ("cpu",)
 
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "float64"
+
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         from hmmlearn.hmm import CategoricalHMM
 
@@ -212,6 +230,9 @@ class Pomegranate:
     MAX_BYTES = 8 << 30
     """Its counts take a few tensors of all pairs of states at every position."""
 
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "float32"
+
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         sizes = inputs.sizes
         needed = 12 * sizes.batch * sizes.length * sizes.states**2
@@ -245,6 +266,9 @@ class PyJuice:
     package = "pyjuice"
     devices = ("cuda",)
 
+    def reads(self, work: Work, device: torch.device) -> str:
+        return "float32"
+
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
         if work != "W1":
             raise NotOffered("measured for the likelihood alone")
@@ -269,6 +293,15 @@ class PyJuice:
 
 
 PEERS: tuple[Peer, ...] = (PlainLoop(), Dynamax(), HmmLearn(), Pomegranate(), PyJuice())
+
+
+def read_from(folder: Path) -> None:
+    """Finds packages that are not installed in a folder: what `pip install --target` or unpacked wheels leave there."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: unpack the wheels of the peers there")
+    # Last, so that what is installed, torch above all, comes first.
+    sys.path.append(str(folder.resolve()))
+    importlib.invalidate_caches()
 
 
 def installed(peer: Peer) -> bool:

@@ -57,6 +57,7 @@ class Row:
         times = result.milliseconds
         return {
             "engine": result.engine,
+            "precision": result.precision,
             "median_ms": result.median,
             "min_ms": min(times, default=None),
             "max_ms": max(times, default=None),
@@ -123,7 +124,7 @@ def table(rows: list[Row], epochs: list[Epoch], rates: Rates) -> Table:
             shown.add_row(
                 f"{row.work} {TITLES[row.work]}" if number == 0 else "",
                 f"{row.sizes['states']:,}" if number == 0 else "",
-                result.engine if number else f"{result.engine}, {row.precision}",
+                ", ".join(part for part in (result.engine, result.precision) if part),
                 result.message if result.median is None else _times(result),
                 _number(row.ratio_to_best_peer(result)),
                 _number(_ratio(result.median, row.floor_ms)),

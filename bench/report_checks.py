@@ -9,6 +9,7 @@ from rich.table import Table
 
 from bench.beside import Beside
 from bench.constraints import Compiled
+from bench.cpu import Extra
 from bench.errors import ErrorRow
 from bench.first_step import FirstStep
 from bench.grid import Cell
@@ -63,6 +64,16 @@ def grid_table(rows: list[Cell]) -> Table:
         ours, theirs, ratio = ("-" if one is None else f"{one:.3g}" for one in (row.ours_ms, row.peer_ms, row.ratio))
         sizes = (f"{row.states:,}", f"{row.batch:,}", f"{row.length:,}")
         shown.add_row(row.work, *sizes, ours, theirs, row.peer or "-", ratio)
+    return shown
+
+
+def extra_table(rows: list[Extra]) -> Table:
+    shown = _table("other work on a CPU, milliseconds", "work", "vlhmm", "compared with", "", "ratio", "goal", "")
+    for row in rows:
+        times = [row.message if one is None else f"{one:,.4g}" for one in (row.milliseconds, row.other_ms)]
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        verdict = "" if row.met is None else ("met" if row.met else "missed")
+        shown.add_row(row.name, times[0], row.compared_with, times[1], ratio, row.goal, verdict)
     return shown
 
 

@@ -15,6 +15,8 @@ CUDA_STATES: dict[Work, tuple[int, ...]] = {
     "W5": (512, 1024),
 }
 CPU_STATES = (512, 1024)
+SMALL_AND_LARGE = (8, 64, 512, 1024)
+"""Of `python -m bench cpu`."""
 QUICK_STATES = (24,)
 STEPS: tuple[Step, ...] = ("W3", "W3b", "W3c", "W3d", "W3e")
 

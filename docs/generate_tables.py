@@ -33,6 +33,8 @@ _MAKERS: dict[str, Callable[..., str]] = {
         papers.what_was_run,
         measurements.bench_h200,
         measurements.bench_cpu,
+        measurements.bench_cpu_other,
+        measurements.bench_grid,
         measurements.bench_epochs,
         measurements.bench_errors,
         measurements.bench_memory,

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -220,6 +221,35 @@ def test_ways_to_cut_kernels_are_checked(tmp_path: Path) -> None:
     assert cuts.error_of([exact[0], exact[1] * (1 + 2 * cuts.GRADIENT_ERROR)], exact) > 1
     assert cuts.error_of([exact[0], exact[1] * torch.nan], exact) == float("inf")
     assert CliRunner().invoke(app, [*arguments[:5], "W1"]).exit_code == 2
+
+
+def test_all_that_is_measured_on_a_cpu_is_one_command(tmp_path: Path) -> None:
+    file, unpacked = tmp_path / "cpu.json", tmp_path / "peers"
+    # A peer that is read from a folder, and fails: the others are still measured.
+    (unpacked / "dynamax").mkdir(parents=True)
+    (unpacked / "dynamax" / "__init__.py").write_text("unpacked = True")
+    arguments = ["cpu", "--quick", "--repeat", "1", "--json", str(file), "--peers-from", str(unpacked)]
+    done = CliRunner().invoke(app, arguments)
+    sys.path.remove(str(unpacked))
+    assert done.exit_code == 0, done.output
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert [row["work"] for row in found["rows"]] == list(DENSE)
+    for row in found["rows"]:
+        precisions = {result["engine"]: result["precision"] for result in row["results"]}
+        assert precisions["vlhmm"] == precisions["dynamax"] == "float32"
+        assert precisions["hmmlearn"] == "float64"
+        assert next(one for one in row["results"] if one["engine"] == "dynamax")["message"].startswith("failed")
+    measured = [one for one in found["other"] if not one["message"]]
+    assert all(one["milliseconds"] > 0 for one in measured)
+    assert len({one["name"] for one in found["other"]}) == 7
+    assert {(cell["states"], cell["batch"], cell["work"]) for cell in found["grid"]} == {
+        *itertools.product((2, 8), (1, 3), DENSE)
+    }
+    assert all(cell["ours_ms"] > 0 for cell in found["grid"])
+    pytest.importorskip("matplotlib")
+    drawn = CliRunner().invoke(app, ["plots", str(file), "--to", str(tmp_path)])
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "small-grid.png").stat().st_size > 0
 
 
 def test_a_profile_names_what_took_the_time(tmp_path: Path) -> None:
@@ -445,6 +475,7 @@ def test_an_epoch_is_timed_only_if_it_learnt(monkeypatch: pytest.MonkeyPatch) ->
         (["--states", "0"], "at least 1 state"),
         (["--device", "tpu"], "tpu"),
         (["plots", "nothing.json"], "nothing.json"),
+        (["--peers-from", "nowhere"], "nowhere"),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], named: str) -> None:

@@ -64,6 +64,9 @@ def read(tokens: Any, lengths: Any, log_likelihoods: Any = None) -> Given:
             "add hmm.emission[:, tokens].log() to the log-likelihoods for both"
         )
     if log_likelihoods is None:
+        # As most questions are.
+        if isinstance(tokens, Tensor) and tokens.ndim == 2:
+            return Given(tokens, None, lengths, False)
         values, lengths, single = padded("tokens", tokens, lengths)
         return Given(values, None, lengths, single)
     values, lengths, single = padded("log_likelihoods", log_likelihoods, lengths, axes=1)

@@ -80,10 +80,44 @@ def bench_cpu() -> str:
                 f"{row['sizes']['states']:,}",
                 *(_milliseconds(times.get(engine)) for engine in engines),
                 _milliseconds(row["floor_ms"]),
-                f"{times['vlhmm'] / times['dynamax']:.2f}",
+                f"{times['vlhmm'] / times['dynamax']:.2f}" if times.get("dynamax") else "-",
             ]
         )
     return markdown_table(["work", "states", *engines, "floor", "vlhmm / dynamax"], rows)
+
+
+def bench_cpu_other() -> str:
+    """Work beside queries; a run that did not measure it has no rows."""
+    rows = [
+        [
+            one["name"],
+            one["message"] or _milliseconds(one["milliseconds"]),
+            f"{one['compared_with']}: {_milliseconds(one['other_ms'])}" if one["other_ms"] else "",
+            f"{one['milliseconds'] / one['other_ms']:.2f}" if one["milliseconds"] and one["other_ms"] else "",
+            one["goal"] + ("" if one["met"] is not False else " (missed)"),
+        ]
+        for one in read_json("bench/results/cpu.json").get("other", [])
+    ]
+    return markdown_table(["work", "vlhmm, ms", "compared with, ms", "ratio", "goal"], rows)
+
+
+def bench_grid() -> str:
+    """The grid of small HMMs: how many cells are above the fastest peer; a run that did not measure it has no rows."""
+    ratios: dict[str, list[float]] = {}
+    for cell in read_json("bench/results/cpu.json").get("grid", []):
+        if cell["ours_ms"] and cell["peer_ms"]:
+            ratios.setdefault(cell["work"], []).append(cell["ours_ms"] / cell["peer_ms"])
+    rows = (
+        [
+            work,
+            str(len(found)),
+            f"{sorted(found)[len(found) // 2]:.2f}",
+            f"{max(found):.2f}",
+            str(sum(one > 1 for one in found)),
+        ]
+        for work, found in ratios.items()
+    )
+    return markdown_table(["work", "sizes", "median ratio to the fastest peer", "largest", "above 1"], rows)
 
 
 def bench_epochs() -> str:

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     # As in conftest.py: how a text opened when the first records were made, and torch's loops.
     vlhmm.lm.belief_at = folders.opening_of_records
-    dispatch.SMALL_DENSE_STATES = 0
+    dispatch.MAX_LOOP_STATES = 0
     for name in arguments[1:] or PARTS:
         PARTS[name]()
         print(f"recorded: {name}")

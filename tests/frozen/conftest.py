@@ -26,4 +26,4 @@ def _texts_open_as_when_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def answers_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled loops round differently; they have tests of their own."""
-    monkeypatch.setattr(dispatch, "SMALL_DENSE_STATES", 0)
+    monkeypatch.setattr(dispatch, "MAX_LOOP_STATES", 0)

@@ -234,7 +234,7 @@ def test_few_states_and_a_long_text_are_left_to_the_scan() -> None:
 
 
 def test_an_hmm_has_graphs_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "SMALL_DENSE_STATES", 0)
+    monkeypatch.setattr(dispatch, "MAX_LOOP_STATES", 0)
     tables = small_tables("cpu")
     assert HMM(tables)._prepared is None
     monkeypatch.setattr(hmm_module, "kernels_run", lambda dtype, device: dtype == torch.float32)

@@ -75,10 +75,10 @@ def test_an_ordinary_hmm_is_answered_here(kind):
     )
 
 
-@pytest.mark.parametrize("states", [1, 3, 4, 5, 33])
+@pytest.mark.parametrize(("states", "size"), [(1, 37), (3, 10), (4, 5), (5, 37), (33, 17), (70, 21)])
 @every_dtype
-def test_any_number_of_states_equals_the_recursion_of_torch(states, dtype, monkeypatch):
-    """Loops take four states at a time; long texts, and a reset in the middle."""
+def test_any_number_of_states_equals_the_recursion_of_torch(states, size, dtype, monkeypatch):
+    """Loops take sixteen states or sequences at a time; long texts, lengths in disorder, and a reset in the middle."""
     generator = torch.Generator().manual_seed(states)
     start, moves, emissions = (
         torch.rand(*shape, generator=generator, dtype=torch.float64)
@@ -88,8 +88,11 @@ def test_any_number_of_states_equals_the_recursion_of_torch(states, dtype, monke
         moves[:, states // 2] = 0
     arrays = (start / start.sum(), moves / moves.sum(1, keepdim=True), emissions / emissions.sum(1, keepdim=True))
     make = lambda: vlhmm.HMM.from_probabilities(*arrays, reset_token=3, dtype=dtype)  # noqa: E731
-    tokens = torch.randint(7, (5, 200), generator=generator)
-    lengths = torch.tensor([200, 1, 2, 57, 199])
+    tokens = torch.randint(7, (size, 200), generator=generator)
+    lengths = torch.randint(1, 201, (size,), generator=generator)
+    lengths[:5] = torch.tensor([200, 1, 2, 57, 199])
+    # Past a length nothing is read.
+    tokens[torch.arange(200) >= lengths[:, None]] = -5
     ours = make()
     found = [
         ours.log_prob(tokens, lengths),
@@ -97,7 +100,7 @@ def test_any_number_of_states_equals_the_recursion_of_torch(states, dtype, monke
         ours.viterbi(tokens, lengths).states,
     ]
     counts = ours.expected_counts(tokens, lengths)
-    monkeypatch.setattr(dispatch, "SMALL_DENSE_STATES", 0)
+    monkeypatch.setattr(dispatch, "MAX_LOOP_STATES", 0)
     other = make()
     assert other._prepared is None
     expected = [other.log_prob(tokens, lengths), other.posterior(tokens, lengths).probs]

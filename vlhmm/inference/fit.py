@@ -265,7 +265,11 @@ def adam_steps(
 @torch.no_grad()
 def total_log_prob(tables: Tables, data: Data) -> float:
     """log p of all sequences (and of what is known of their states), in float64."""
-    return sum(float(score(tables, batch).token_log_probs.double().sum()) for _, batch in data.batches(tables))
+    small, total = small_queries(tables), 0.0
+    for _, batch in data.batches(tables):
+        found = None if small is None else small.token_log_probs_of(batch)
+        total += float((score(tables, batch).token_log_probs if found is None else found).double().sum())
+    return total
 
 
 def _normalized(logits: Sequence[Tensor], tables: Tables) -> Tables:

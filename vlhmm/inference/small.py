@@ -18,7 +18,7 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts, Posterior
 from vlhmm.inference.sampling import Sample, require_drawn
 from vlhmm.inference.viterbi import Paths
-from vlhmm.ops.small_dense import SmallDense, SmallText, served
+from vlhmm.ops.small_dense import NO_LENGTHS, SmallDense, SmallText, served
 from vlhmm.tables import Tables
 
 
@@ -39,6 +39,10 @@ class SmallQueries:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._parts = [tables.log_start, tables.log_emission, *vars(tables.transition).values()]
+        # Whether tables of inference mode were changed nobody counts.
+        self._uncounted = any(part.is_inference() for part in self._parts)
+        self._reset = -1 if tables.reset_token is None else tables.reset_token
+        self._states = tables.support.states_of_group[0]
         self._loops: SmallDense | None = None
         self._versions: list[int] = []
 
@@ -47,18 +51,22 @@ class SmallQueries:
         return SmallQueries, (self._tables,)
 
     def log_prob(self, tokens: Any, lengths: Any) -> Float[Tensor, " B"] | None:
-        found = self._token_log_probs(tokens, lengths)
-        return None if found is None else torch.from_numpy(found.sum(1, dtype=np.float64).astype(found.dtype))
+        loops, text = self._ready(), self._text(tokens, lengths)
+        if loops is None or text is None or (found := loops.log_prob(text)) is None:
+            return None
+        return torch.from_numpy(found)
 
     def token_log_probs(self, tokens: Any, lengths: Any) -> Float[Tensor, "B T"] | None:
-        found = self._token_log_probs(tokens, lengths)
-        return None if found is None else torch.from_numpy(found)
+        loops, text = self._ready(), self._text(tokens, lengths)
+        if loops is None or text is None or (found := loops.token_log_probs(text)) is None:
+            return None
+        return torch.from_numpy(found)
 
     def posterior(self, tokens: Any, lengths: Any) -> Posterior | None:
         loops, text = self._ready(), self._text(tokens, lengths)
         if loops is None or text is None or (probs := loops.posterior(text)) is None:
             return None
-        states = self._tables.support.states_of_group[0].expand(probs.shape)
+        states = self._states.expand(probs.shape)
         return Posterior(torch.from_numpy(probs), states, self._tables.num_states)
 
     def expected_counts(self, tokens: Any, lengths: Any) -> Counts | None:
@@ -72,12 +80,18 @@ class SmallQueries:
             return None
         return self._counts(SmallText(batch.tokens.numpy(), batch.lengths.numpy(), self._reset))
 
+    def token_log_probs_of(self, batch: Batch) -> Float[Tensor, "B T"] | None:
+        """log p(x_t | x_<t) of a checked batch."""
+        if batch.log_evidence is not None:
+            return None
+        return self.token_log_probs(batch.tokens, batch.lengths)
+
     def best_path(self, tokens: Any, lengths: Any) -> Paths | None:
         loops, text = self._ready(), self._text(tokens, lengths)
         if loops is None or text is None or (found := loops.best_paths(text)) is None:
             return None
-        paths, log_probs = (torch.from_numpy(part) for part in found)
-        return Paths(paths[:, None], log_probs[:, None])
+        paths, log_probs = found
+        return Paths(torch.from_numpy(paths[:, None]), torch.from_numpy(log_probs[:, None]))
 
     def sample(self, num: int, length: int, generator: torch.Generator | None) -> Sample | None:
         """By inverse transform sampling, from two numbers a token."""
@@ -90,14 +104,6 @@ class SmallQueries:
         states, tokens = (torch.from_numpy(part) for part in loops.sample(uniforms.numpy(), self._reset))
         return Sample(states, tokens)
 
-    @property
-    def _reset(self) -> int:
-        return -1 if self._tables.reset_token is None else self._tables.reset_token
-
-    def _token_log_probs(self, tokens: Any, lengths: Any) -> Any:
-        loops, text = self._ready(), self._text(tokens, lengths)
-        return None if loops is None or text is None else loops.token_log_probs(text)
-
     def _counts(self, text: SmallText) -> tuple[Counts, Tensor] | None:
         loops = self._ready()
         if loops is None or (found := loops.expected_counts(text)) is None:
@@ -109,10 +115,7 @@ class SmallQueries:
 
     def _ready(self) -> SmallDense | None:
         """The loops over the tables as they are now; None where a gradient may be asked of them."""
-        if torch.is_grad_enabled() and any(part.requires_grad for part in self._parts):
-            return None
-        # Whether tables of inference mode were changed nobody counts.
-        if any(part.is_inference() for part in self._parts):
+        if self._uncounted or (torch.is_grad_enabled() and any(part.requires_grad for part in self._parts)):
             return None
         versions = [part._version for part in self._parts]
         if self._loops is None or versions != self._versions:
@@ -128,7 +131,9 @@ class SmallQueries:
         ids = _integers(tokens)
         if ids is None or ids.ndim != 2 or ids.size == 0:
             return None
-        counts = np.full(ids.shape[0], ids.shape[1]) if lengths is None else _integers(lengths)
+        if lengths is None:
+            return SmallText(ids, NO_LENGTHS, self._reset)
+        counts = _integers(lengths)
         if counts is None or counts.shape != ids.shape[:1]:
             return None
         return SmallText(ids, counts, self._reset)
@@ -137,9 +142,9 @@ class SmallQueries:
 def _integers(values: Any) -> Any:
     """As a contiguous array of int64, on the CPU; None where they are something else."""
     if isinstance(values, Tensor):
-        if values.device.type != "cpu" or values.layout != torch.strided:
+        if not values.is_cpu or values.layout != torch.strided:
             return None
-        values = values.detach().numpy()
+        values = values.numpy() if values.dtype == torch.int64 else values.detach().numpy()
     elif not isinstance(values, np.ndarray):
         try:
             values = np.array(values)

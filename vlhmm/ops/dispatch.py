@@ -33,7 +33,9 @@ def unavailable(device: torch.device) -> str | None:
 
 
 SMALL_DENSE_STATES = 128
-"""Up to here loops over time are faster on a CPU than a matrix product a position."""
+"""Up to here loops over time are faster on a CPU than a matrix product a position, for one sequence."""
+MAX_LOOP_STATES = 1024
+"""For a batch."""
 
 
 @cache
@@ -143,7 +145,8 @@ def backends(device: torch.device) -> list[Backend]:
     """The backend of every operation on a device, for operands within the limits that are named."""
     why_not, no_loops = unavailable(device), loops_unavailable(device)
     limits = (
-        f"dense, float32 or float64, states at most {SMALL_DENSE_STATES}, no gradient, belief or window; else torch"
+        f"dense, float32 or float64, states at most {SMALL_DENSE_STATES}, of batches at most {MAX_LOOP_STATES:,}, "
+        "no gradient, belief or window; else torch"
     )
     found = [
         Backend("queries of small HMMs", "torch", no_loops)

@@ -54,8 +54,8 @@ class _FactoredTiles(torch.autograd.Function):
     def forward(
         ctx: Any, out: Tensor, into: Tensor, row_term: Tensor, source: Tensor, target: Tensor, normalised: bool
     ) -> Tensor:
-        # Columns, since small matrices are multiplied faster as they lie.
-        columns = into.mT.contiguous()
+        # Columns, since small matrices are multiplied faster as they lie; not of blocks that hardly any tile is made of.
+        columns = into.mT.contiguous() if source.shape[0] >= into.shape[0] else into.mT
         tiles = out.new_empty(source.shape[0], out.shape[1], into.shape[1])
         for part in _parts(out, source):
             tile = tiles[part]

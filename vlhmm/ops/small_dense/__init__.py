@@ -1,7 +1,8 @@
 """Queries of a dense HMM with few states on a CPU, by compiled loops: a call costs little more than its arithmetic.
 
-`vlhmm.ops.recursion` and `vlhmm.ops.max_product` are the specification. Where these loops give no answer (None), since a number
-is out of range, a sequence impossible or a probability too small for float64, they say why, or do better.
+`vlhmm.ops.recursion` and `vlhmm.ops.max_product` are the specification. `lanes` takes sixteen sequences together, `alone` the few that
+are left; `exact` those in which a probability that may matter could be too small for its type. Where none has an answer (None),
+since a number is out of range, a sequence impossible or a probability too small for float64, others say why, or do better.
 """
 
 from __future__ import annotations
@@ -9,49 +10,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from vlhmm.ops import dispatch
+from vlhmm.ops.small_dense.forms import COLUMNS, Array, Logs, Scaled
 
 __all__ = ["SmallCounts", "SmallDense", "SmallText", "served"]
-
-Array = NDArray[Any]
 
 MAX_EMISSIONS = 1 << 24
 """Entries of the emission table, of which copies are made."""
 MAX_BYTES = 1 << 28
 """What messages and posteriors of a batch may take; larger batches go in windows."""
-THREAD_WORK = 1 << 23
-"""Products of numbers that are worth another thread, which takes about 50 us to start."""
+THREAD_WORK = 1 << 25
+"""Products of numbers that are worth another thread, which takes about 50 us to start: they take 0.3 ms or more."""
+LANES = 16
+"""Sequences that are taken together."""
+MIN_LANES = 10
+"""So few cost less one after the other."""
+MIN_LARGE = 4
+"""So few of an HMM with many states cost less as a matrix product a position."""
+
+NOTHING = {np.dtype(dtype): np.empty((0, 0), dtype) for dtype in (np.float32, np.float64)}
+"""Room for what is not asked for."""
+NO_STATUS = np.empty(0, np.int8)
+"""Nobody was asked before."""
+NO_LENGTHS = np.empty(0, np.int64)
+"""All sequences are as long as the batch, and in their order."""
+_OK, _IMPOSSIBLE, _TODO = 0, 1, 4
+"""Of `exact`, which is imported when there is a question."""
+
+Loop = Callable[..., Any]
+"""Of one query: takes its own row of each sum, the status, and the first and last sequence."""
 
 
 def served(num_states: int, num_words: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether an HMM of this size is one for these loops."""
     return (
-        num_states <= dispatch.SMALL_DENSE_STATES
+        num_states <= dispatch.MAX_LOOP_STATES
         and num_states * num_words <= MAX_EMISSIONS
         and dtype in (torch.float32, torch.float64)
         and dispatch.loops_unavailable(device) is None
     )
 
 
-@dataclass(frozen=True)
 class SmallText:
     """Tokens (B, T) and lengths (B,), both int64, and the token after which states begin anew (-1: none)."""
 
-    tokens: Array
-    lengths: Array
-    reset: int
+    __slots__ = ("operands", "tokens")
 
-    @property
-    def operands(self) -> tuple[Any, ...]:
-        return self.tokens, self.lengths, self.reset
+    def __init__(self, tokens: Array, lengths: Array, reset: int) -> None:
+        self.tokens = tokens
+        # Sequences that are taken together should be of like length.
+        ragged = len(lengths) > LANES and (lengths != lengths[0]).any()
+        self.operands = tokens, lengths, reset, np.argsort(lengths, kind="stable") if ragged else NO_LENGTHS
 
 
 @dataclass(frozen=True)
@@ -64,17 +80,8 @@ class SmallCounts:
     token_log_probs: Array
 
 
-@dataclass(frozen=True)
-class _Scaled:
-    """What the sum-product loops read; rounding is no larger than elsewhere in numbers of at least `precise`."""
-
-    operands: tuple[Any, ...]
-    precise: Any
-    dtype: Any
-
-
 class SmallDense:
-    """The tables of one HMM in the forms that the loops read, each made when it is first needed.
+    """The queries of one HMM.
 
     Args:
         log_start: (Z,).
@@ -83,80 +90,129 @@ class SmallDense:
     """
 
     def __init__(self, log_start: Array, log_moves: Array, log_emissions: Array) -> None:
-        self._log_start, self._log_moves = np.ascontiguousarray(log_start), np.ascontiguousarray(log_moves)
-        self._log_emissions = np.ascontiguousarray(log_emissions)
-        self._dtype = self._log_emissions.dtype
+        self._logs = Logs(log_start, log_moves, log_emissions)
+        self._dtype, self._states = self._logs.dtype, len(self._logs.start)
+        self._planned: tuple[tuple[int, ...], _Plan | None] = ((), None)
+
+    def log_prob(self, text: SmallText) -> Array | None:
+        """log p(x), -inf of impossible sequences."""
+        found = self._filtered(text, per_token=False)
+        return None if found is None else found[1].astype(self._dtype, copy=False)
 
     def token_log_probs(self, text: SmallText) -> Array | None:
         """log p(x_t | x_<t), 0 past the length, -inf from where a sequence is impossible."""
-        from vlhmm.ops.small_dense import kernel
+        found = self._filtered(text, per_token=True)
+        return None if found is None else found[0].astype(self._dtype, copy=False)
 
+    def _filtered(self, text: SmallText, per_token: bool) -> tuple[Array, Array] | None:
+        """log p(x_t | x_<t) if it is asked for, and log p(x)."""
+        plan = self._plan(text, kept=0)
+        if plan is None:
+            return None
+        lanes, alone, exact = _loops()
         for tables in self._by_range():
-            log_probs = np.empty(text.tokens.shape, tables.dtype)
-            operands = (tables.operands, text.operands, tables.precise, log_probs)
-            if self._run(text, kernel.forward, operands) <= kernel.IMPOSSIBLE:
-                return log_probs.astype(self._dtype, copy=False)
+            dtype = tables.dtype
+            log_probs = np.empty(text.tokens.shape, dtype) if per_token else NOTHING[dtype]
+            log_prob = np.empty(len(text.tokens), dtype)
+            operands = (text.operands, tables.peaks, log_probs, log_prob)
+            if plan.one_by_one and alone.forward(tables.alone, *operands, NO_STATUS, 0, plan.size):
+                return log_probs, log_prob
+            worst = plan.run(
+                lambda *part, tables=tables, rest=operands: lanes.forward(tables.lanes, *rest, *part),
+                lambda *part, tables=tables, rest=operands: alone.forward(tables.alone, *rest, *part),
+                lambda *part, tables=tables, found=(log_probs, log_prob): exact.forward(
+                    tables.exact, text.operands, *found, *part
+                ),
+            )
+            if worst <= _IMPOSSIBLE:
+                return log_probs, log_prob
         return None
 
     def posterior(self, text: SmallText) -> Array | None:
         """p(z_t | x), (B, T, Z), 0 past the length."""
+        plan, tables = self._plan(text, kept=text.tokens.shape[1] * self._states), self._scaled
+        if plan is not None and plan.one_by_one and tables is not None:
+            # The shortest way, for short texts.
+            probs = np.empty((*text.tokens.shape, self._states), tables.dtype)
+            nothing, start = NOTHING[tables.dtype], np.zeros(self._states, tables.dtype)
+            none = nothing.ravel()
+            operands = (text.operands, tables.peaks, nothing, none, probs, start, none, NO_STATUS)
+            if _loops()[1].smooth(tables.alone, *operands, 0, plan.size):
+                return probs
         found = self._smoothed(text, counted=False)
-        return None if found is None else found[0].astype(self._dtype, copy=False)
+        return None if found is None else found.probs.astype(self._dtype, copy=False)
 
     def expected_counts(self, text: SmallText) -> SmallCounts | None:
         """Summed over the batch."""
-        from vlhmm.ops.small_dense import kernel
-
         found = self._smoothed(text, counted=True)
         if found is None:
             return None
-        probs, log_probs, start, moves = found
-        emissions = np.zeros(self._log_emissions.shape, probs.dtype)
-        kernel.add_by_word(probs, text.operands, emissions)
-        return SmallCounts(*(part.astype(self._dtype, copy=False) for part in (start, moves, emissions, log_probs)))
+        emissions = np.zeros(self._logs.emissions.shape, found.probs.dtype)
+        _loops()[2].add_by_word(found.probs, text.operands, emissions)
+        parts = (found.start, found.moves, emissions, found.log_probs)
+        return SmallCounts(*(part.astype(self._dtype, copy=False) for part in parts))
 
-    def _smoothed(self, text: SmallText, counted: bool) -> tuple[Array, Array, Array, Array] | None:
-        """p(z_t | x), log p(x_t | x_<t), and the counts of start and moves."""
-        from vlhmm.ops.small_dense import kernel
-
+    def _smoothed(self, text: SmallText, counted: bool) -> _Smoothed | None:
         size, length = text.tokens.shape
-        states = self._log_start.shape[0]
-        if 2 * size * length * states * self._dtype.itemsize > MAX_BYTES:
+        plan = self._plan(text, kept=length * self._states)
+        if plan is None or 2 * size * length * self._states * self._dtype.itemsize > MAX_BYTES:
             return None
-        parts = len(self._parts(text))
+        lanes, alone, exact = _loops()
+        states, parts = self._states, len(plan.parts)
+        rows = -(-states // COLUMNS) * COLUMNS if counted else 0
         for tables in self._by_range():
-            probs, log_probs = np.empty((size, length, states), tables.dtype), np.empty((size, length), tables.dtype)
-            start = np.zeros((parts, states), tables.dtype)
-            moves = np.zeros((parts, states if counted else 0, states), tables.dtype)
-            operands = (tables.operands, text.operands, tables.precise, log_probs, probs)
-            if self._run(text, kernel.smooth, operands, (start, moves)) == kernel.OK:
-                total = moves.sum(0)
-                if counted:
-                    total *= tables.operands[1]
-                return probs, log_probs, start.sum(0), total
+            # Where nothing is counted nobody asks for log p.
+            dtype = tables.dtype
+            log_probs = np.empty((size, length), dtype) if counted else NOTHING[dtype]
+            log_prob = np.empty(size, dtype) if counted else NOTHING[dtype][0:0].ravel()
+            probs = np.empty((size, length, states), dtype)
+            start, moves = np.zeros((parts, states), dtype), np.zeros((parts, rows * tables.width), dtype)
+            operands = (text.operands, tables.peaks, log_probs, log_prob, probs)
+            if not (plan.one_by_one and alone.smooth(tables.alone, *operands, start[0], moves[0], NO_STATUS, 0, size)):
+                if plan.one_by_one:
+                    start.fill(0)
+                    moves.fill(0)
+                worst = plan.run(
+                    lambda *part, tables=tables, rest=operands: lanes.smooth(tables.lanes, *rest, *part),
+                    lambda *part, tables=tables, rest=operands: alone.smooth(tables.alone, *rest, *part),
+                    lambda start, moves, *part, tables=tables, found=(log_probs, log_prob, probs): exact.smooth(
+                        *(tables.exact, text.operands, *found, start, moves.reshape(-1, tables.width), *part)
+                    ),
+                    (start, moves),
+                )
+                if worst != _OK:
+                    continue
+            if not counted:
+                return _Smoothed(probs, log_probs, start, moves)
+            total = (moves.sum(0) if parts > 1 else moves[0]).reshape(rows, tables.width)[:states, :states]
+            return _Smoothed(probs, log_probs, start.sum(0) if parts > 1 else start[0], total * tables.moves)
         return None
 
     def best_paths(self, text: SmallText) -> tuple[Array, Array] | None:
         """The best path (B, T), -1 past the length, and its log p(x, z)."""
-        from vlhmm.ops.small_dense import kernel
+        plan = self._plan(text, kept=text.tokens.shape[1] * self._states)
+        if plan is None:
+            return None
+        from vlhmm.ops.small_dense import best_lanes
 
-        if text.tokens.shape[1] * self._log_start.shape[0] * self._dtype.itemsize > MAX_BYTES:
-            return None
-        paths, log_probs = np.empty(text.tokens.shape, np.int64), np.empty(text.tokens.shape[0])
-        operands = (self._logs, text.operands, paths, log_probs)
-        if self._run(text, kernel.best_paths, operands) != kernel.OK:
-            return None
-        return paths, log_probs.astype(self._dtype)
+        _, alone, exact = _loops()
+        logs, found = self._logs, (np.empty(text.tokens.shape, np.int64), np.empty(len(text.tokens), self._dtype))
+        if plan.one_by_one and alone.best_paths(logs.alone, text.operands, *found, NO_STATUS, 0, plan.size):
+            return found
+        worst = plan.run(
+            lambda *part: best_lanes.best_paths(logs.lanes, text.operands, *found, *part),
+            lambda *part: alone.best_paths(logs.alone, text.operands, *found, *part),
+            lambda *part: exact.best_paths(logs.exact, text.operands, *found, *part),
+        )
+        return None if worst != _OK else found
 
     def sample(self, uniforms: Array, reset: int) -> tuple[Array, Array]:
         """States and tokens, (N, T) each, from numbers (N, T, 2) drawn from [0, 1)."""
-        from vlhmm.ops.small_dense import kernel
-
         states, tokens = (np.empty(uniforms.shape[:2], np.int64) for _ in range(2))
-        kernel.draw(self._cumulative, reset, uniforms, states, tokens)
+        _loops()[2].draw(self._logs.cumulative, reset, uniforms, states, tokens)
         return states, tokens
 
-    def _by_range(self) -> Iterator[_Scaled]:
+    def _by_range(self) -> Iterator[Scaled]:
         """The tables in their own type, then in float64, whose range is eight times as wide."""
         if self._scaled is not None:
             yield self._scaled
@@ -164,62 +220,88 @@ class SmallDense:
             yield self._scaled_wide
 
     @cached_property
-    def _scaled(self) -> _Scaled | None:
-        return self._scaled_in(self._dtype)
+    def _scaled(self) -> Scaled | None:
+        return Scaled.of(self._logs, self._dtype)
 
     @cached_property
-    def _scaled_wide(self) -> _Scaled | None:
-        return self._scaled_in(np.dtype(np.float64))
+    def _scaled_wide(self) -> Scaled | None:
+        return Scaled.of(self._logs, np.dtype(np.float64))
 
-    def _scaled_in(self, dtype: np.dtype[Any]) -> _Scaled | None:
-        """None where a probability is too small for the type."""
-        peaks = self._log_emissions.max(1)
-        peaks[np.isneginf(peaks)] = 0
-        info = np.finfo(dtype)
-        parts = []
-        for log_values in (self._log_start, self._log_moves, self._log_emissions - peaks[:, None]):
-            values = np.exp(log_values, dtype=dtype)
-            if bool(((values < info.tiny) & (log_values > -np.inf)).any()):
-                return None
-            parts.append(values)
-        start, moves, emissions = parts
-        least_move = np.where(moves > 0, moves, 1).min()
-        least_emission = np.where(emissions > 0, emissions, 1).min(1)
-        # A zero start is a state that is not possible, so this alone bounds the products at the beginning of a text.
-        least_start = np.where(start > 0, start, 1).min()
-        operands = (start, moves, least_move, least_start, emissions, least_emission, peaks.astype(dtype))
-        return _Scaled(operands, dtype.type(info.tiny / info.eps), dtype)
+    def _plan(self, text: SmallText, kept: int) -> _Plan | None:
+        """`kept`: the numbers that a sequence leaves behind. None: matrix products are faster."""
+        size, positions = text.tokens.shape
+        question = size, positions, kept, torch.get_num_threads()
+        if question != self._planned[0]:
+            self._planned = question, self._new_plan(*question)
+        return self._planned[1]
+
+    def _new_plan(self, size: int, positions: int, kept: int, threads: int) -> _Plan | None:
+        large, work = self._states > dispatch.SMALL_DENSE_STATES, size * positions * self._states**2
+        # Of many states a position is a matrix product, whose library has all threads take part in one block.
+        if large and (size < MIN_LARGE or 2 * -(-size // LANES) < threads):
+            return None
+        count = min(threads, size if size < LANES else -(-size // LANES), work // THREAD_WORK) or 1
+        fits = LANES * kept * count * self._dtype.itemsize <= MAX_BYTES
+        least = (MIN_LARGE if large else MIN_LANES) if fits else size + 1
+        if (large and not fits) or kept * count * self._dtype.itemsize > MAX_BYTES:
+            return None
+        step = -(-size // (count * LANES)) * LANES if size >= LANES else -(-size // count)
+        bounds = [*range(0, size, step), size]
+        return _Plan(size, list(pairwise(bounds)), least, not large)
+
+
+@cache
+def _loops() -> tuple[Any, Any, Any]:
+    """They are imported, and with them numba, when there is a question."""
+    from vlhmm.ops.small_dense import alone, exact, lanes
+
+    return lanes, alone, exact
+
+
+@dataclass(frozen=True)
+class _Smoothed:
+    probs: Array
+    log_probs: Array
+    start: Array
+    moves: Array
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Who takes which sequences."""
+
+    size: int
+    parts: list[tuple[int, int]]
+    """Of each thread."""
+    least: int
+    """So many are taken together."""
+    few_states: bool
+    """Then they can be taken one by one."""
 
     @cached_property
-    def _logs(self) -> tuple[Array, ...]:
-        return self._log_start, self._log_moves, np.ascontiguousarray(self._log_moves.T), self._log_emissions
+    def one_by_one(self) -> bool:
+        """All sequences, in one thread."""
+        return self.few_states and self.size < self.least and len(self.parts) == 1
 
-    @cached_property
-    def _cumulative(self) -> tuple[Array, ...]:
-        rows = (self._log_start[None], self._log_moves, self._log_emissions.T)
-        return tuple(np.ascontiguousarray(np.exp(log_values, dtype=np.float64).cumsum(1)) for log_values in rows)
-
-    def _parts(self, text: SmallText) -> list[tuple[int, int]]:
-        """Sequences for each thread, by the work that there is."""
-        size = text.tokens.shape[0]
-        work = text.tokens.size * self._log_start.shape[0] ** 2
-        count = max(1, min(torch.get_num_threads(), size, work // THREAD_WORK))
-        bounds = [size * number // count for number in range(count + 1)]
-        return list(pairwise(bounds))
-
-    def _run(
-        self, text: SmallText, loop: Callable[..., None], operands: tuple[Any, ...], sums: tuple[Array, ...] = ()
-    ) -> int:
+    def run(self, in_lanes: Loop, alone: Loop, exact: Loop, sums: tuple[Array, ...] = ()) -> int:
         """The worst status of all sequences; each thread has a row of its own of the `sums`."""
-        status = np.empty(text.tokens.shape[0], np.int8)
-        parts = self._parts(text)
+        status = np.full(self.size, _TODO, np.int8)
 
-        def work(number: int) -> None:
-            loop(*operands, *(rows[number] for rows in sums), status, *parts[number])
+        def part(number: int) -> int:
+            first, last = self.parts[number]
+            own = (*(rows[number] for rows in sums), status)
+            left = (last - first) % LANES
+            together = last if left >= self.least or not left else last - left
+            answered = together - first >= self.least
+            if answered:
+                answered = in_lanes(*own, first, together)
+                if answered and together == last:
+                    return _OK
+            if not self.few_states:
+                return _TODO
+            return _OK if alone(*own, first, last) else int(exact(*own, first, last))
 
-        if len(parts) == 1:
-            work(0)
-        else:
-            with ThreadPoolExecutor(len(parts)) as threads:
-                list(threads.map(work, range(len(parts))))
-        return int(status.max())
+        if len(self.parts) == 1:
+            return part(0)
+        with ThreadPoolExecutor(len(self.parts)) as threads:
+            return max(threads.map(part, range(len(self.parts))))

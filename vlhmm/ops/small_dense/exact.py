@@ -1,16 +1,18 @@
-"""Loops over time of a dense HMM with few states, compiled by numba for a CPU: forward, backward, max-product, sampling.
+"""Loops over time that say what is the matter with a sequence, for those that `lanes` and `alone` give no answer to; and sampling.
 
-Where a matrix product has a few thousand numbers, calls of torch cost more than their arithmetic. Here a sequence is one loop.
 Probabilities are scaled to sum to 1 at each position. A status, the larger the worse, says whether an answer holds:
 
     OK           it does
     IMPOSSIBLE   the sequence has probability zero
     UNDERFLOW    a probability that may matter is too small for its type
     WRONG        a token or a length is out of range
+    TODO         nobody has answered yet
 
 `tables` of sum-product: p(z); p(y | z) in row z; the smallest number above zero of the second and of the first; p(x | z) in row x
-over the row's largest, the smallest above zero of each row, and the log of each row's largest. `text`: tokens (B, T), lengths (B,), and the token after which
-states begin anew (-1: none). A function serves the sequences `first` to `last` - 1.
+over the row's largest, with a row more that is no word's, the smallest above zero of each row, the log of each row's largest, and the
+smallest number that is rounded as any other. `text`: tokens (B, T), lengths (B,), of which none means that all are T long, the token
+after which states begin anew (-1: none), and the order in which sequences are taken, none: as they are. A function serves the sequences `first` to `last` - 1 that have no answer yet, and returns
+the worst status.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 
 from vlhmm.compiled import compiled
 
-OK, IMPOSSIBLE, UNDERFLOW, WRONG = 0, 1, 2, 3
+OK, IMPOSSIBLE, UNDERFLOW, WRONG, TODO = 0, 1, 2, 3, 4
 
 # Sums may be taken in any order, or no vector instruction could take them; NaN and infinities keep their meaning.
 compiled_sums = compiled({"reassoc", "contract", "nsz"})
@@ -96,17 +98,17 @@ def lost(messages, source, moves, start, begins, emissions, token, target, small
 
 @compiled_sums
 @no_type_check
-def filter_sequence(b, tables, text, precise, log_probs, messages, totals):
+def filter_sequence(b, tables, text, log_probs, messages, totals):
     """log p(x_t | x_<t) of sequence b, 0 past its length, messages p(z_t | x_<=t) in rows t % kept, and what they summed to.
 
     `totals` has room for a number a position, and after that for one a state.
     """
-    start, moves, least_move, least_start, emissions, least_emission, peaks = tables
-    tokens, lengths, reset = text
+    start, moves, least_move, least_start, emissions, least_emission, peaks, precise = tables
+    tokens, lengths, reset, _ = text
     positions, kept = tokens.shape[1], messages.shape[0]
     for t in range(positions):
         log_probs[b, t] = 0
-    length = lengths[b]
+    length = length_of(lengths, b, positions)
     if length < 1 or length > positions:
         return WRONG
     moved = totals[positions:]
@@ -115,7 +117,7 @@ def filter_sequence(b, tables, text, precise, log_probs, messages, totals):
     target = np.uint64(0)
     for t in range(length):
         token = tokens[b, t]
-        if token < 0 or token >= emissions.shape[0]:
+        if token < 0 or token >= least_emission.shape[0] - 1:
             return WRONG
         begins = t == 0 or tokens[b, t - 1] == reset
         if begins:
@@ -144,38 +146,67 @@ def filter_sequence(b, tables, text, precise, log_probs, messages, totals):
 
 @compiled_sums
 @no_type_check
-def forward(tables, text, precise, log_probs, status, first, last):
-    """log p(x_t | x_<t), 0 past the length."""
-    start, positions = tables[0], text[0].shape[1]
-    messages = np.empty((2, start.shape[0]), start.dtype)
-    totals = np.empty(positions + start.shape[0], start.dtype)
-    for b in range(first, last):
-        status[b] = filter_sequence(b, tables, text, precise, log_probs, messages, totals)
+def length_of(lengths, b, positions):
+    return lengths[b] if lengths.shape[0] > 0 else positions
 
 
 @compiled_sums
 @no_type_check
-def smooth(tables, text, precise, log_probs, probs, start_counts, move_counts, status, first, last):
+def forward(tables, text, log_probs, log_prob, status, first, last):
+    """log p(x_t | x_<t), 0 past the length, where there is room for it, and log p(x)."""
+    start, positions, worst = tables[0], text[0].shape[1], OK
+    messages = np.empty((2, start.shape[0]), start.dtype)
+    totals = np.empty(positions + start.shape[0], start.dtype)
+    here = log_probs if log_probs.shape[0] > 0 else np.empty(text[0].shape, start.dtype)
+    for n in range(first, last):
+        b = text[3][n] if text[3].shape[0] > 0 else n
+        if status[b] != OK:
+            status[b] = filter_sequence(b, tables, text, here, messages, totals)
+            log_prob[b] = sum_of(here, b)
+        worst = max(worst, status[b])
+    return worst
+
+
+@compiled_exact
+@no_type_check
+def sum_of(log_probs, b):
+    """Of a million terms of one sign float32 would lose digits."""
+    total = 0.0
+    for t in range(log_probs.shape[1]):
+        total += log_probs[b, t]
+    return total
+
+
+@compiled_sums
+@no_type_check
+def smooth(tables, text, log_probs, log_prob, probs, start_counts, move_counts, status, first, last):
     """p(z_t | x), 0 past the length; the counts of start and, where `move_counts` has entries, of moves over `moves` are added up."""
-    start, moves, _, _, emissions, _, _ = tables
-    tokens, lengths, reset = text
+    start, moves, _, _, emissions, _, _, _ = tables
+    tokens, lengths, reset, _ = text
     positions, states = tokens.shape[1], np.uint64(start.shape[0])
     messages = np.empty((positions, start.shape[0]), start.dtype)
     totals = np.empty(positions + start.shape[0], start.dtype)
     # p(x_t, x_t+1, ... | z_t) over the same given the text before in place of z_t; and that times p(x_t+1 | z_t+1).
     back = np.empty_like(start)
     ahead = np.empty_like(start)
-    counted = move_counts.shape[0] > 0
-    for b in range(first, last):
+    counted, worst = move_counts.shape[0] > 0, OK
+    here = log_probs if log_probs.shape[0] > 0 else np.empty(tokens.shape, start.dtype)
+    for n in range(first, last):
+        b = text[3][n] if text[3].shape[0] > 0 else n
+        if status[b] == OK:
+            continue
         for t in range(positions):
             for z in range(states):
                 probs[b, t, z] = 0
-        status[b] = filter_sequence(b, tables, text, precise, log_probs, messages, totals)
+        status[b] = filter_sequence(b, tables, text, here, messages, totals)
+        worst = max(worst, status[b])
         if status[b] != OK:
             continue
+        if log_prob.shape[0] > 0:
+            log_prob[b] = sum_of(here, b)
         for z in range(states):
             back[z] = 1
-        for t in range(lengths[b] - 1, -1, -1):
+        for t in range(length_of(lengths, b, positions) - 1, -1, -1):
             for z in range(states):
                 probs[b, t, z] = messages[t, z] * back[z]
             if t == 0 or tokens[b, t - 1] == reset:
@@ -190,6 +221,7 @@ def smooth(tables, text, precise, log_probs, probs, start_counts, move_counts, s
             move_back(messages, np.uint64(t - 1), moves, ahead, back)
             if counted:
                 add_moves(messages, np.uint64(t - 1), ahead, move_counts)
+    return worst
 
 
 @compiled_sums
@@ -221,7 +253,7 @@ def move_back(messages, source, moves, ahead, back):
 @no_type_check
 def add_moves(messages, source, ahead, move_counts):
     """move_counts[z, y] += messages[source, z] * ahead[y]."""
-    states = np.uint64(move_counts.shape[0])
+    states = np.uint64(ahead.shape[0])
     for z in range(states):
         mass = messages[source, z]
         for y in range(states):
@@ -232,10 +264,10 @@ def add_moves(messages, source, ahead, move_counts):
 @no_type_check
 def add_by_word(probs, text, emission_counts):
     """emission_counts[x] += the sum of probs[b, t] where token t of sequence b is x."""
-    tokens, lengths, _ = text
+    tokens, lengths, _, _ = text
     states = np.uint64(probs.shape[2])
     for b in range(tokens.shape[0]):
-        for t in range(lengths[b]):
+        for t in range(length_of(lengths, b, tokens.shape[1])):
             token = np.uint64(tokens[b, t])
             for z in range(states):
                 emission_counts[token, z] += probs[b, t, z]
@@ -272,9 +304,9 @@ def first_best(scores, row):
 def best_score(b, tables, text, scores):
     """The scores of each position of sequence b, relative to the best one: whether there is a path, and its log p(x, z)."""
     log_start, log_moves, _, log_emissions = tables
-    tokens, lengths, reset = text
+    tokens, lengths, reset, _ = text
     states = np.uint64(log_start.shape[0])
-    length = lengths[b]
+    length = length_of(lengths, b, tokens.shape[1])
     log_prob = 0.0
     if length < 1 or length > tokens.shape[1]:
         return WRONG, log_prob
@@ -310,18 +342,24 @@ def best_paths(tables, text, paths, log_probs, status, first, last):
     on the path is found again.
     """
     log_start, _, log_moves_into, _ = tables
-    tokens, lengths, reset = text
+    tokens, lengths, reset, _ = text
     states = np.uint64(log_start.shape[0])
     scores = np.empty((tokens.shape[1], log_start.shape[0]), log_start.dtype)
-    for b in range(first, last):
+    worst = OK
+    for n in range(first, last):
+        b = text[3][n] if text[3].shape[0] > 0 else n
+        if status[b] == OK:
+            continue
         for t in range(tokens.shape[1]):
             paths[b, t] = -1
         status[b], log_probs[b] = best_score(b, tables, text, scores)
+        worst = max(worst, status[b])
         if status[b] != OK:
             continue
-        here = first_best(scores, lengths[b] - 1)
-        paths[b, lengths[b] - 1] = here
-        for t in range(lengths[b] - 2, -1, -1):
+        length = length_of(lengths, b, tokens.shape[1])
+        here = first_best(scores, length - 1)
+        paths[b, length - 1] = here
+        for t in range(length - 2, -1, -1):
             if tokens[b, t] == reset:
                 here = first_best(scores, t)
             else:
@@ -332,6 +370,7 @@ def best_paths(tables, text, paths, log_probs, status, first, last):
                         best, source = value, z
                 here = np.int64(source)
             paths[b, t] = here
+    return worst
 
 
 @compiled_exact
