@@ -12,6 +12,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vlhmm.data.merges import Merges
 from vlhmm.data.tokens import Tokens
 
 WindowKind = Literal["carried", "independent"]
@@ -29,6 +30,9 @@ class Epoch:
     length: int
     seed: int
     number: int
+    merges: Merges | None = None
+    """Undone anew in every epoch; carried only. What no longer fits into as many tokens as the text has is left out, at the end of
+    the random order."""
 
     @property
     def num_windows(self) -> int:
@@ -47,7 +51,10 @@ class Epoch:
         """The windows from the one numbered `first` on."""
         random = np.random.default_rng([self.seed, self.number])
         if self.kind == "carried":
-            streams = self._joined(random)[: self.batch_size * self.num_windows * self.length]
+            joined = self._joined(random)
+            if self.merges is not None:
+                joined = self.merges.undo(joined, random)
+            streams = joined[: self.batch_size * self.num_windows * self.length]
             streams = streams.reshape(self.batch_size, -1)
             for window in range(first, self.num_windows):
                 yield _as_tensor(streams[:, window * self.length : (window + 1) * self.length])

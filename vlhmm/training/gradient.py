@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vlhmm._version import __version__
 from vlhmm.data import Corpus
+from vlhmm.data.merges import Merges
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.errors import raise_impossible
@@ -143,6 +144,11 @@ class GradientTask:
             )
         self.model, self.corpus, self.settings, self.given, self.out = model, corpus, settings, joint, out
         self.device = model.group_of_word.device
+        if joint is not None and settings.subword_dropout:
+            raise ValueError(
+                f"subword_dropout is {settings.subword_dropout}, but states are given for the tokens as they are: leave it at 0"
+            )
+        self.merges = Merges.of(corpus.tokenizer, settings.subword_dropout)
         self.loss_steps = loss_interval(self.device)
         first = self._epoch(0)
         first.check()
@@ -170,7 +176,15 @@ class GradientTask:
 
     def _epoch(self, number: int) -> Epoch:
         settings = self.settings
-        return Epoch(self.corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, number)
+        return Epoch(
+            self.corpus.train,
+            settings.windows,
+            settings.batch_size,
+            settings.window,
+            settings.seed,
+            number,
+            self.merges,
+        )
 
     @property
     def tokens_seen(self) -> int:
