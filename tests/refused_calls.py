@@ -140,6 +140,8 @@ CASES: dict[str, Callable[[], object]] = {
     "load": lambda: vlhmm.load(".", device="gpu"),
     "load2": lambda: vlhmm.load(".", device="meta"),
     "load3": lambda: vlhmm.load(".", device="cuda:99"),
+    "fit_method": lambda: hmm.fit(T, method="sgd"),
+    "random_concentration": lambda: vlhmm.HMM.random(3, 4, concentration=0),
     "clen": lambda: control.length(1.5),
     "clen2": lambda: control.length("3"),
     "clen3": lambda: control.length(1, 2.5),

@@ -80,4 +80,5 @@ def serving(lm: vlhmm.LanguageModel, **settings: Any) -> Iterator[Served]:
         yield Served(f"http://127.0.0.1:{port}", lm, app.state.service)
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive(), "the server does not end"

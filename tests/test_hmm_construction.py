@@ -113,7 +113,7 @@ def test_the_concentration_is_that_of_a_dirichlet_distribution():
 def test_bad_arguments_are_refused():
     refused(lambda: vlhmm.HMM.random(0, 4), "num_states", r"\b0\b")
     refused(lambda: vlhmm.HMM.random(3, 4, seed=1 << 70), "seed", "between")
-    refused(lambda: vlhmm.HMM.random(3, 4, concentration=0), "concentration")
+    refused(lambda: vlhmm.HMM.random(3, 4, concentration=0.0), "concentration")
     refused(lambda: vlhmm.HMM.random(3, 4, concentration=float("nan")), "concentration")
     refused(lambda: vlhmm.HMM.random(3, 4, reset_token=4), r"\b4\b", r"\b3\b")
 

@@ -19,9 +19,11 @@ from vlhmm.precision import EXACT, Numerics
 
 RECORDS_GRADIENTS = {
     "inference/replay.py": "a CUDA graph records no gradient",
+    "inference/small.py": "compiled loops record no gradient",
     "inference/score.py": "windows are checkpointed where gradients are recorded",
     "ops/recursion/__init__.py": "messages are kept for the backward pass",
     "ops/row_logsumexp/__init__.py": "means are made for the backward pass",
+    "sequences.py": "whether autograd would follow given log-likelihoods",
     "records.py": "whether autograd would follow a record",
 }
 """The modules that may ask for the gradient mode, and what for."""

@@ -181,7 +181,9 @@ def test_prepare_then_train_equals_training_on_the_text(run: Run, text_file: Pat
 
 def test_eval_of_subwords_counts_words_and_bytes(run: Run, text_file: Path) -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    # Texts come back from its tokens unchanged: else bits per byte would be null.
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=280, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False

@@ -30,7 +30,9 @@ def test_the_copy_has_the_weights_and_scores_of_the_best_checkpoint_and_no_other
     assert sorted(path.name for path in exported.folder.iterdir()) == [
         "config.json",
         "model.safetensors",
+        "special_tokens_map.json",
         "tokenizer.json",
+        "tokenizer_config.json",
     ]
     assert exported.num_bytes == sum(path.stat().st_size for path in exported.folder.iterdir())
     assert exported.run_bytes == sum(path.stat().st_size for path in run.iterdir())

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from vlhmm.baselines import Unigram
 from vlhmm.data.windows import Epoch
 from vlhmm.evaluate import HMMScorer, evaluate
 from vlhmm.models import scalar_hmm
+from vlhmm.progress import result_of
 from vlhmm.training.checkpoint import FolderError, read_tensors
 from vlhmm.training.em import EMSettings, em_training
 from vlhmm.training.gradient import GradientTask, train, training
@@ -138,7 +140,7 @@ def test_broken_weights_are_neither_checked_nor_saved(corpus: vlhmm.Corpus, tmp_
         good = read_tensors(tmp_path / "run" / "training.safetensors")[0]
         with torch.no_grad():
             model.encoder.embedding.weight[0, 0] = float("inf")  # type: ignore[union-attr]
-        for act in (task.evaluate, partial(save_run, task, folder)):
+        for act in (lambda: result_of(task.evaluating()), partial(save_run, task, folder)):
             with pytest.raises(DivergedError, match=r"encoder\.embedding\.weight is no longer finite"):
                 act()
         after = read_tensors(tmp_path / "run" / "training.safetensors")[0]
@@ -205,7 +207,7 @@ def test_saves_that_take_long_are_made_seldom(
         now += seconds_of_a_save
         saved_at.append(now)
 
-    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("vlhmm.training.trainer.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(RunFolder, "save_state", save_state)
     ended = train(tiny_model(corpus), corpus, QUICK, epochs=4, out=tmp_path / "run")
     # Every check, or the first one and the end.

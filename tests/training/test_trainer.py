@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ def test_saves_that_take_long_are_made_seldom(tmp_path: Path, monkeypatch: pytes
             saved += 1
 
         with monkeypatch.context() as patch:
-            patch.setattr("time.monotonic", lambda: now)
+            patch.setattr("vlhmm.training.trainer.time", SimpleNamespace(monotonic=lambda: now))
             patch.setattr(RunFolder, "save_state", save_state)
             for event in kind(out=tmp_path / str(seconds_of_a_save)):
                 now += 60.0 * isinstance(event, CheckEvent)

@@ -9,6 +9,7 @@ import torch
 
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import LOCK
+from vlhmm.data.transformers_files import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
 from vlhmm.hmm import HMM
 from vlhmm.models import Model
 from vlhmm.tensor_file import FolderError
@@ -53,8 +54,6 @@ def export_run(run: str | Path, out: str | Path, *, force: bool = False) -> Expo
     Example:
         >>> from vlhmm.reports import export_run
         >>> exported = export_run("demo-model", "to-ship")
-        >>> sorted(path.name for path in exported.folder.iterdir())
-        ['config.json', 'model.safetensors', 'tokenizer.json']
         >>> exported.num_bytes < exported.run_bytes
         True
         >>> vlhmm.load("to-ship").next_tokens("the cat", top=1)[0][0]
@@ -78,8 +77,9 @@ def export_run(run: str | Path, out: str | Path, *, force: bool = False) -> Expo
 
 
 def model_bytes(folder: Path) -> int:
-    """Of the files that make a model folder."""
-    return sum((folder / name).stat().st_size for name in MODEL_FILES)
+    """Of the files that make a model folder, with those that `transformers` reads."""
+    paths = [folder / name for name in (*MODEL_FILES, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)]
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def folder_bytes(folder: Path) -> int:
