@@ -111,7 +111,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/own-text"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting in place of the chosen one")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting in place of the chosen one"
+    )
     arguments = parser.parse_args()
     if arguments.data is None:
         parser.error("no --data, and VLHMM_DATA is not set")

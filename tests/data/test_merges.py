@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import vlhmm
-from vlhmm.data import Tokens, Tokenizer, word_tokenizer
+from vlhmm.data import Tokenizer, Tokens, word_tokenizer
 from vlhmm.data.merges import Merges
-from vlhmm.data.vocabulary import BPELearner
 from vlhmm.data.splits import SplitBatch
+from vlhmm.data.vocabulary import BPELearner
 from vlhmm.data.windows import Epoch
 
 TEXT = "the lowest of the low is lower than the newest \u20ac in M\u00e1laga"

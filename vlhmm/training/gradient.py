@@ -328,8 +328,9 @@ class GradientTask:
                 f"the run was begun on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "
                 f"{self.corpus.name} ({self.corpus.short_hash}): resume it with the same text"
             )
-        before, now = about["train"], asdict(self.settings)
-        changed = [f"{name} = {before.get(name)!r}, not {now[name]!r}" for name in now if before.get(name) != now[name]]
+        # A run of an earlier version has none of the settings that came later.
+        before, now = {**asdict(TrainSettings()), **about["train"]}, asdict(self.settings)
+        changed = [f"{name} = {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
         if changed:
             raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings")
         given = about.get("joint")

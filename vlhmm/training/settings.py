@@ -55,10 +55,6 @@ class TrainSettings:
     """states: exactly that part of each block is dropped; columns: each state, independently, cannot be entered in a step, which
     needs no blocks.
     """
-    subword_dropout: float = 0.0
-    """Probability with which each merge of a BPE token is undone in the training text, drawn anew in every epoch; needs carried
-    windows. An epoch has as many tokens as without. Tokens that are no merges, such as whole words, stay as they are.
-    """
     beta1: float = 0.9
     """Adam: decay of the mean of the gradient."""
     beta2: float = 0.999
@@ -79,6 +75,10 @@ class TrainSettings:
     """Run steps as CUDA graphs on a GPU. The result is the same; without them errors are easier to locate."""
     seed: int = 0
     """Seed of state dropout and of the order of the text."""
+    subword_dropout: float = 0.0
+    """Probability with which each merge of a BPE token is undone in the training text, drawn anew in every epoch; needs carried
+    windows. An epoch has as many tokens as without. Tokens that are no merges, such as whole words, stay as they are.
+    """
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
@@ -95,7 +95,9 @@ class TrainSettings:
                 f"state_dropout_end is {self.state_dropout_end}, but must be at least 0 and below 1, or -1 for no change"
             )
         if self.subword_dropout and self.windows != "carried":
-            raise ValueError(f"subword_dropout is {self.subword_dropout}, which needs windows = 'carried', not {self.windows!r}")
+            raise ValueError(
+                f"subword_dropout is {self.subword_dropout}, which needs windows = 'carried', not {self.windows!r}"
+            )
         for name in ("warmup", "final_rate", "freeze_embeddings"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be between 0 and 1")
