@@ -14,6 +14,7 @@ import json
 import lzma
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,14 +63,15 @@ def kneser_ney(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def measure(megabytes: float, data: Path, runs: Path, seed: int) -> dict[str, Any]:
-    """Train, score, and compare."""
+def measure(megabytes: float, data: Path, runs: Path, seed: int, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """Train, score, and compare. `changes`: settings other than those of the choice, as `epochs=20`."""
     commit = commit_of_source()
     folder = runs / f"text-{megabytes:g}mb"
     write_text(data, megabytes, folder)
     corpus = load_corpus(folder)
     choice = choose_recipe("cpu", len(corpus.train), corpus.tokenizer.vocab_size)
-    plan = Plan(choice.recipe.with_changes({"seed": str(seed)}), str(folder), None)
+    settings = dict(change.split("=", 1) for change in changes)
+    plan = Plan(choice.recipe.with_changes({**settings, "seed": str(seed)}), str(folder), None)
     # CPU time too: wall time says nothing on a machine that others use.
     begun = time.process_time()
     results = train_and_report(plan, corpus, runs / f"run-{megabytes:g}mb")
@@ -83,7 +85,9 @@ def measure(megabytes: float, data: Path, runs: Path, seed: int) -> dict[str, An
         "commit": commit,
         "versions": versions(),
         "device": device_name(torch.device("cpu")),
-        "command": f"python -m experiments.own_text {megabytes:g} --seed {seed}",
+        "command": " ".join(
+            [f"python -m experiments.own_text {megabytes:g} --seed {seed}", *(f"--set {change}" for change in changes)]
+        ),
         "preset": choice.preset,
         "recipe": plan.recipe.to_dict(),
         "train_tokens": len(corpus.train),
@@ -107,11 +111,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/own-text"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting in place of the chosen one"
+    )
     arguments = parser.parse_args()
     if arguments.data is None:
         parser.error("no --data, and VLHMM_DATA is not set")
     for megabytes in arguments.megabytes:
-        found = measure(megabytes, Path(arguments.data), arguments.runs, arguments.seed)
+        found = measure(megabytes, Path(arguments.data), arguments.runs, arguments.seed, arguments.set)
         arguments.results.mkdir(parents=True, exist_ok=True)
         path = arguments.results / f"{megabytes:g}mb-seed{arguments.seed}.json"
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -74,6 +74,11 @@ def test_two_pages_of_one_model_are_the_same(page: str, lm: vlhmm.LanguageModel,
     assert written.share_of_tokens == pytest.approx(1)
 
 
+def test_states_are_counted_in_all_of_a_short_validation_text(lm: vlhmm.LanguageModel, folder: Path) -> None:
+    valid = vlhmm.load_corpus(folder.parent / "text.txt", tokenizer="words").valid
+    assert explorer_data(lm, folder=folder).tokens.tolist() == valid.ids[:].tolist()
+
+
 def test_a_corpus_that_is_gone_is_replaced_by_a_text_of_the_model(
     lm: vlhmm.LanguageModel, folder: Path, tmp_path: Path
 ) -> None:

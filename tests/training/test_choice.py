@@ -32,3 +32,8 @@ def test_a_cpu_reads_about_as_many_tokens_of_every_large_text() -> None:
     assert choose_recipe("cpu", 100 * CPU_TOKENS, 8_000).recipe.train.epochs == 1
     short = choose_recipe("cpu", 1_000, 300).recipe.train
     assert short.epochs * 1_000 < CPU_TOKENS
+
+
+def test_only_a_small_text_is_read_in_other_spellings() -> None:
+    rates = [choose_recipe("cpu", tokens, 8_000).recipe.train.subword_dropout for tokens in (1_000, 235_000, 700_000)]
+    assert rates[0] == rates[1] > rates[2] == 0

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.data.joined import JoinedIds
+from vlhmm.data.merges import Merges
 from vlhmm.data.tokens import Tokens
 
 WindowKind = Literal["carried", "independent"]
 
 IN_MEMORY_TOKENS = 1 << 28
-"""A longer text is put into its random order window by window, not as a whole."""
+"""A longer text is put into its random order window by window, not as a whole; but for one whose merges are undone."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Epoch:
     length: int
     seed: int
     number: int
+    merges: Merges | None = None
+    """Undone anew in every epoch; carried only. What no longer fits into as many tokens as the text has is left out, at the end of
+    the random order."""
 
     @property
     def num_windows(self) -> int:
@@ -78,10 +82,12 @@ class Epoch:
         length = self.num_windows * self.length
         order = random.permutation(self.tokens.num_documents)
         begins, ends = self.tokens.offsets[:-1][order], self.tokens.offsets[1:][order]
-        if len(self.tokens) <= IN_MEMORY_TOKENS:
-            streams = self._joined(order, begins, ends - begins)[: self.batch_size * length].reshape(
-                self.batch_size, -1
-            )
+        # Where a position of the text with merges undone comes from is known only once all before it are.
+        if len(self.tokens) <= IN_MEMORY_TOKENS or self.merges is not None:
+            joined = self._joined(order, begins, ends - begins)
+            if self.merges is not None:
+                joined = self.merges.undo(joined, random)
+            streams = joined[: self.batch_size * length].reshape(self.batch_size, -1)
             return lambda first, end: streams[:, first:end]
         # Position i of the joined text lies in some document, (i - where that begins here) tokens into it.
         ends_here = np.cumsum(ends - begins)

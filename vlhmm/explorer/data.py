@@ -35,7 +35,7 @@ MAX_TOKENS = 10_000
 """Of the text whose states are counted."""
 DRAWN_TOKENS = 2_000
 """Of a text drawn from the model, where no other is known."""
-NUM_TEXTS, MIN_TOKENS, MAX_TOKENS = 5, 6, 20
+NUM_TEXTS, MIN_LINE_TOKENS, MAX_LINE_TOKENS = 5, 6, 20
 """Lines of the text that are analysed where no texts are given, and their length."""
 
 
@@ -226,14 +226,14 @@ def _lines(lm: LanguageModel, tokens: Tokens) -> list[str]:
         if token != tokenizer.eos_id:
             line.append(token)
             continue
-        if MIN_TOKENS <= len(line) <= MAX_TOKENS and tokenizer.unk_id not in line:
+        if MIN_LINE_TOKENS <= len(line) <= MAX_LINE_TOKENS and tokenizer.unk_id not in line:
             lines.append(tokenizer.decode(line))
         line = []
         if len(lines) == NUM_TEXTS:
             break
     if lines:
         return lines
-    beginning = [token for token in tokens.ids[:].tolist() if token != tokenizer.eos_id][:MAX_TOKENS]
+    beginning = [token for token in tokens.ids[:].tolist() if token != tokenizer.eos_id][:MAX_LINE_TOKENS]
     return [tokenizer.decode(beginning)] if beginning else []
 
 

@@ -14,6 +14,8 @@ from vlhmm.tables import Belief, Tables
 
 ROW_BYTES = 1 << 26
 """Transition rows are made this many bytes at a time."""
+LEAST_CERTAIN = 1e-26
+"""Sums of products that are at least as large as this have lost nothing that float32 would show to its underflow (2^-126)."""
 
 
 def transition_probs(tables: Tables) -> Float[Tensor, "Z Z"]:
@@ -74,6 +76,38 @@ def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
 
     Of tables without a reset token: what an unknown token is says nothing of the state after it.
     """
+    group = tables.support.group_of_word[token]
+    states = tables.support.states_of_group[group]
+    probs = tables.log_start.exp()[None]
+    push = tables.transition.pusher()
+    for _ in range(unknown - 1):
+        probs = push(probs)
+    ahead = (_entering(tables, probs, group) if unknown else probs[:, states])[0]
+    if ahead.dtype != torch.float64 and bool((ahead < LEAST_CERTAIN).any()):
+        ahead = _ahead_in_double(tables, unknown)[states]
+    log_joint = ahead.double().log() + tables.log_emission[token].double()
+    total = log_joint.logsumexp(0)
+    if bool(total.isinf()):
+        return None
+    tokens = torch.tensor([token], device=tables.device)
+    return Belief(tokens, (log_joint - total)[None].to(tables.dtype))
+
+
+def _entering(tables: Tables, probs: Float[Tensor, "B Z"], group: Int[Tensor, ""]) -> Float[Tensor, "B K"]:
+    """The product of messages with the columns of one group's states."""
+    support = tables.support
+    if support.dense or not support.partition:
+        return tables.transition.pusher()(probs)[:, support.states_of_group[group]]
+    entering = probs.new_zeros(probs.shape[0], support.states_per_word)
+    tile_bytes = support.states_per_word**2 * probs.element_size()
+    for sources in torch.arange(support.num_groups, device=probs.device).split(max(1, ROW_BYTES // tile_bytes)):
+        tiles = tables.transition.log_tiles(support, sources, support, group.expand(len(sources))).exp()
+        entering += probs[:, support.states_of_group[sources].flatten()] @ tiles.flatten(0, 1)
+    return entering
+
+
+def _ahead_in_double(tables: Tables, unknown: int) -> Float[Tensor, " Z"]:
+    """p(z) after so many unknown tokens, where float32 would lose what is rare or impossible."""
     probs = tables.log_start.double().exp()
     rows_at_once = max(1, ROW_BYTES // (tables.num_states * 8))
     for _ in range(unknown):
@@ -81,13 +115,7 @@ def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
         for states in torch.arange(tables.num_states, device=tables.device).split(rows_at_once):
             following += probs[states] @ tables.transition.log_rows(states).double().exp()
         probs = following
-    states = tables.support.states_of_group[tables.support.group_of_word[token]]
-    log_joint = probs[states].log() + tables.log_emission[token].double()
-    total = log_joint.logsumexp(0)
-    if bool(total.isinf()):
-        return None
-    tokens = torch.tensor([token], device=tables.device)
-    return Belief(tokens, (log_joint - total)[None].to(tables.dtype))
+    return probs
 
 
 @torch.no_grad()

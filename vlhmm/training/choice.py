@@ -10,6 +10,8 @@ CPU_TOKENS = 9_000_000
 """What a CPU's training reads in all, about: 5 minutes on two cores."""
 MAX_CPU_EPOCHS = 12
 """Of a smaller text more passes only teach it by heart."""
+SUBWORD_DROPOUT, SMALL_TEXT_EPOCHS = 0.1, 14
+"""Of a text so small that the time is enough for twice as many passes: it would be learnt by heart."""
 MIN_STEPS = 16
 """Of an epoch: a small text is read in smaller batches."""
 WORDS_OF_BLOCK = 8
@@ -51,10 +53,11 @@ def choose_recipe(device_type: str, num_tokens: int, vocab_size: int) -> Choice:
         recipe = preset("default")
         return Choice("default", f"a GPU, {text}", _fitted(recipe, num_tokens, vocab_size))
     recipe = preset("cpu")
-    epochs = max(1, min(MAX_CPU_EPOCHS, round(CPU_TOKENS / num_tokens)))
-    return Choice(
-        "cpu", f"a CPU, {text}", _fitted(recipe.with_changes({"epochs": str(epochs)}), num_tokens, vocab_size)
-    )
+    passes = round(CPU_TOKENS / num_tokens)
+    changes = {"epochs": str(max(1, min(MAX_CPU_EPOCHS, passes)))}
+    if passes >= 2 * MAX_CPU_EPOCHS:
+        changes = {"epochs": str(SMALL_TEXT_EPOCHS), "subword_dropout": str(SUBWORD_DROPOUT)}
+    return Choice("cpu", f"a CPU, {text}", _fitted(recipe.with_changes(changes), num_tokens, vocab_size))
 
 
 def _fitted(recipe: Recipe, num_tokens: int, vocab_size: int) -> Recipe:

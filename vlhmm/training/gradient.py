@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vlhmm._version import __version__
 from vlhmm.data import Corpus
+from vlhmm.data.merges import Merges
 from vlhmm.data.windows import Epoch
 from vlhmm.distributed import ALONE, World, barrier, first_does, joined, sum_in_order
 from vlhmm.evaluate import HMMScorer, evaluating
@@ -175,6 +176,11 @@ class GradientTask:
         self.model, self.corpus, self.settings, self.given, self.out = model, corpus, settings, joint, out
         self.here, self.local_steps = here, local_steps if here.size > 1 else 1
         self.device = model.group_of_word.device
+        if joint is not None and settings.subword_dropout:
+            raise ValueError(
+                f"subword_dropout is {settings.subword_dropout}, but states are given for the tokens as they are: leave it at 0"
+            )
+        self.merges = Merges.of(corpus.tokenizer, settings.subword_dropout)
         self.loss_steps = loss_interval(self.device)
         first = self._epoch(0)
         first.check()
@@ -205,7 +211,15 @@ class GradientTask:
 
     def _epoch(self, number: int) -> Epoch:
         settings = self.settings
-        return Epoch(self.corpus.train, settings.windows, settings.batch_size, settings.window, settings.seed, number)
+        return Epoch(
+            self.corpus.train,
+            settings.windows,
+            settings.batch_size,
+            settings.window,
+            settings.seed,
+            number,
+            self.merges,
+        )
 
     @property
     def tokens_seen(self) -> int:
@@ -373,7 +387,7 @@ class GradientTask:
                 f"the run was begun on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "
                 f"{self.corpus.name} ({self.corpus.short_hash}): resume it with the same text"
             )
-        # Settings that came later had no effect then.
+        # A run of an earlier version has none of the settings that came later.
         before, now = {**asdict(TrainSettings()), **about["train"]}, asdict(self.settings)
         changed = [f"{name} = {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
         if changed:

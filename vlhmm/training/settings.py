@@ -79,6 +79,10 @@ class TrainSettings:
     """The part of the tokens that a step treats as missing: it sums over the words that may stand there. Their blocks stay known, in a
     dense HMM nothing; a token after which states begin anew is never missing. Not in steps that maximize p(x, z).
     """
+    subword_dropout: float = 0.0
+    """Probability with which each merge of a BPE token is undone in the training text, drawn anew in every epoch; needs carried
+    windows. An epoch has as many tokens as without. Tokens that are no merges, such as whole words, stay as they are.
+    """
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
@@ -87,12 +91,16 @@ class TrainSettings:
         for name in ("learning_rate", "decay"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be finite and above 0")
-        for name in ("state_dropout", "token_dropout", "ema", "beta1", "beta2"):
+        for name in ("state_dropout", "token_dropout", "subword_dropout", "ema", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be at least 0 and below 1")
         if self.state_dropout_end != -1 and not 0 <= self.state_dropout_end < 1:
             raise ValueError(
                 f"state_dropout_end is {self.state_dropout_end}, but must be at least 0 and below 1, or -1 for no change"
+            )
+        if self.subword_dropout and self.windows != "carried":
+            raise ValueError(
+                f"subword_dropout is {self.subword_dropout}, which needs windows = 'carried', not {self.windows!r}"
             )
         for name in ("warmup", "final_rate", "freeze_embeddings"):
             if not 0 <= getattr(self, name) <= 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -14,10 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from vlhmm.ops.transition_tiles import TransitionOperands, block_factored_tiles
 from vlhmm.records import shown
 from vlhmm.support import Support
-from vlhmm.transitions.rows import check_square, joined, push_by_rows
+from vlhmm.transitions.rows import ROW_BYTES, check_square, joined
 
 TILE_BYTES = 1 << 28
 """What the target blocks of pairs of states may take at once."""
+CACHED_BYTES = 1 << 23
+"""Scores of pairs of states that a CPU makes at a time when it sums over sources: they stay in its cache."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,21 @@ class BlockFactoredTransition:
         return to_block + _log_within_block(self.out.index_select(0, source), into, target)
 
     def pusher(self) -> Callable[[Tensor], Tensor]:
-        return partial(push_by_rows, self.log_rows, self.shape[1])
+        return self._push
+
+    def _push(self, probs: Float[Tensor, "B Z"]) -> Float[Tensor, "B Y"]:
+        """Normalised by block after the sum over sources: half the time of making rows of log-probabilities."""
+        num_targets, num_blocks = self.shape[1], self.log_block.shape[1]
+        pushed = probs.new_zeros(probs.shape[0], num_blocks, num_targets // num_blocks)
+        most_bytes = ROW_BYTES if probs.is_cuda else CACHED_BYTES
+        every_state = torch.arange(probs.shape[1], device=probs.device)
+        for states in every_state.split(max(1, most_bytes // (num_targets * probs.element_size()))):
+            scores = (self.out[states] @ self.into.T).view(len(states), num_blocks, -1)
+            scores -= scores.detach().amax(2, keepdim=True)
+            scores.exp_()
+            weights = probs[:, states, None] * (self.log_block[states].exp() / scores.sum(2))
+            pushed = pushed + torch.einsum("bnm,nmk->bmk", weights, scores)
+        return pushed.flatten(1)
 
     def split_rows(self, sizes: Sequence[int]) -> list[BlockFactoredTransition]:
         parts = zip(self.log_block.split(list(sizes)), self.out.split(list(sizes)), strict=True)
