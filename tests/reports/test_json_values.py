@@ -90,13 +90,13 @@ def results() -> RunResults:
 def test_figures_of_a_run_stand_beside_its_other_results() -> None:
     answer = as_json(results())
     figures = ["perplexity", "valid", "test", "bits_per_byte", "comparison"]
-    assert list(answer)[-7:] == ["torch", *figures, "learning_curve"]
+    assert list(answer)[-8:] == ["torch", "underflow_sequences", *figures, "learning_curve"]
     assert list(answer["corpus"]) == ["name", "hash", "note"]
     assert answer["best_check_perplexity"] is None
 
 
 def test_an_interrupted_run_has_no_figures_and_no_curve() -> None:
-    assert list(as_json(replace(results(), figures=None)))[-1] == "torch"
+    assert list(as_json(replace(results(), figures=None)))[-1] == "underflow_sequences"
 
 
 def test_two_runs_of_a_distillation_are_one_answer() -> None:
