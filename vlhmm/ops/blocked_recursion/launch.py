@@ -207,6 +207,11 @@ def choice_of(factors: BlockedFactors, packed: Operands, precision: Precision, w
     transition = factors.transition
     if transition.block_weight is None or transition.block_bias is None:
         return None
+    if precision == "tf32":
+        raise ValueError(
+            "p(block | state) of features is read in bf16 or float32: matrix units cut off what tf32 does not hold, so that its normaliser "
+            "would be that of smaller logits; use renormalized()"
+        )
     out = choices.source_operand(packed.out, *transition.out.shape)
     weight, bias = transition.block_weight, transition.block_bias
     # Of B T group numbers; no large tensor is moved.
