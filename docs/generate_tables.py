@@ -40,6 +40,7 @@ _MAKERS: dict[str, Callable[..., str]] = {
         measurements.bench_memory,
         measurements.bench_first_step,
         measurements.bench_largest,
+        measurements.bench_steps,
         measurements.control,
         measurements.control_calibration,
         measurements.control_cost,

@@ -342,3 +342,29 @@ def serve_load(device: str) -> str:
 
 def _percent(ours: float, theirs: float) -> str:
     return f"{100 * (ours / theirs - 1):+.1f} %"
+
+
+_STEP_GOALS_MS = {"W3b": 0.8, "W3c": 1.5, "W3d": 3.0}
+"""Of the second round: targets in milliseconds on one H200, set before they were measured."""
+
+
+def bench_steps() -> str:
+    """Block-factored training steps on one H200, by `bench profile`."""
+    rows = []
+    for one in read_json("bench/results/profile-h200.json")["profiles"]:
+        sizes = one["sizes"]
+        if not one["work"].startswith("W3"):
+            continue
+        floor, goal = sum(one["parts_ms"].values()), _STEP_GOALS_MS.get(one["work"])
+        missed = "" if goal is None or one["in_a_row_ms"] <= goal else " (missed)"
+        rows.append(
+            [
+                one["work"],
+                f"{sizes['num_blocks']:,} x {sizes['states_per_block']:,}",
+                f"{one['in_a_row_ms']:.2f}",
+                f"{floor:.2f}",
+                f"{one['in_a_row_ms'] / floor:.1f}",
+                "-" if goal is None else f"{goal:g}{missed}",
+            ]
+        )
+    return markdown_table(["step", "blocks x states", "ms", "floor, ms", "times the floor", "goal, ms"], rows)
