@@ -20,7 +20,7 @@ steer: $(INSTALLED)
 install: $(INSTALLED)
 
 test: $(DEV_INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m "not gpu and not llm and not schema_fuzz"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not llm and not schema_fuzz"
 
 # Every query of 10,000 small HMMs against enumeration: about ten minutes on one core.
 soak: $(DEV_INSTALLED)

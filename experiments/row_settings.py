@@ -190,7 +190,7 @@ def knows(settings: RowSettings, name: str) -> bool:
         record = sections_of(settings).get(section)
         return record is not None and any(item.name == setting for item in fields(record))
     if recipe is not None:
-        return any(name in section for section in recipe.to_dict().values())
+        return any(name in values for section, values in recipe.to_dict().items() if section not in STAGES)
     return any(item.name == name for item in fields(settings))
 
 

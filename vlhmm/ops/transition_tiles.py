@@ -93,6 +93,7 @@ class TransitionOperands:
     block_weight: Float[Tensor, "M H"] | None = None
     """In place of a row's term per block, p(m' | z) is the softmax over blocks of out_z . block_weight_m' + block_bias_m'."""
     block_bias: Float[Tensor, " M"] | None = None
+    """The biases of that softmax."""
 
     @property
     def is_table(self) -> bool:
