@@ -23,7 +23,7 @@ MAX_PRODUCTS = 1 << 28
 """Tokens x states^2 of a cell: beyond, some peer takes minutes."""
 MAX_SECONDS = 1.0
 """An engine's measurements of one cell end when they have taken so long."""
-HOPELESS, LONG = 8.0, 1000
+TOO_SLOW, LONG = 8.0, 1000
 """A peer that needed so many times the best one's time for a text of so many tokens is not asked about longer ones."""
 
 
@@ -56,14 +56,14 @@ def cells(repeat: int, quick: bool) -> Iterator[Cell]:
     engines: list[Engine] = [Ours("highest"), *peers]
     for states in QUICK_STATES if quick else STATES:
         for batch in QUICK_BATCHES if quick else BATCHES:
-            hopeless: dict[tuple[Work, str], str] = {}
+            too_slow: dict[tuple[Work, str], str] = {}
             for length in QUICK_LENGTHS if quick else LENGTHS:
                 if batch * length * states**2 > MAX_PRODUCTS:
                     continue
                 inputs = dense_inputs(DenseSizes(states, NUM_WORDS, batch, length), device)
                 truth = Truth(inputs)
                 for work in WORKS:
-                    yield _cell(work, inputs, truth, engines, repeat, hopeless)
+                    yield _cell(work, inputs, truth, engines, repeat, too_slow)
 
 
 def _cell(
@@ -72,20 +72,20 @@ def _cell(
     truth: Truth,
     engines: list[Engine],
     repeat: int,
-    hopeless: dict[tuple[Work, str], str],
+    too_slow: dict[tuple[Work, str], str],
 ) -> Cell:
     sizes, device = inputs.sizes, inputs.device
     asked = {
-        engine.name: partial(engine.timed, work, inputs) for engine in engines if (work, engine.name) not in hopeless
+        engine.name: partial(engine.timed, work, inputs) for engine in engines if (work, engine.name) not in too_slow
     }
     ours, *others = compare(asked, partial(error, work, truth), tolerance(work, device), device, repeat, MAX_SECONDS)
     found = {one.engine: one.median for one in others if one.median is not None}
     best = min(found, key=lambda name: found[name], default=None)
     peer_ms = None if best is None else found[best]
     for name, milliseconds in found.items():
-        if sizes.length >= LONG and peer_ms is not None and milliseconds > HOPELESS * peer_ms:
-            hopeless[work, name] = f"{milliseconds / peer_ms:.0f} times the best peer's time at {sizes.length:,} tokens"
-    left_out = {name: why for (of, name), why in hopeless.items() if of == work and name not in asked}
+        if sizes.length >= LONG and peer_ms is not None and milliseconds > TOO_SLOW * peer_ms:
+            too_slow[work, name] = f"{milliseconds / peer_ms:.0f} times the best peer's time at {sizes.length:,} tokens"
+    left_out = {name: why for (of, name), why in too_slow.items() if of == work and name not in asked}
     messages = {one.engine: one.message for one in (ours, *others) if one.message} | left_out
     reads = Ours("highest").reads(work, device)
     return Cell(work, sizes.states, sizes.batch, sizes.length, ours.median, best, peer_ms, reads, messages)

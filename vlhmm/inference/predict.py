@@ -14,7 +14,7 @@ from vlhmm.tables import Belief, Tables
 
 ROW_BYTES = 1 << 26
 """Transition rows are made this many bytes at a time."""
-LEAST_CERTAIN = 1e-26
+MIN_CERTAIN = 1e-26
 """Sums of products that are at least as large as this have lost nothing that float32 would show to its underflow (2^-126)."""
 
 
@@ -83,7 +83,7 @@ def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
     for _ in range(unknown - 1):
         probs = push(probs)
     ahead = (_entering(tables, probs, group) if unknown else probs[:, states])[0]
-    if ahead.dtype != torch.float64 and bool((ahead < LEAST_CERTAIN).any()):
+    if ahead.dtype != torch.float64 and bool((ahead < MIN_CERTAIN).any()):
         ahead = _ahead_in_double(tables, unknown)[states]
     log_joint = ahead.double().log() + tables.log_emission[token].double()
     total = log_joint.logsumexp(0)

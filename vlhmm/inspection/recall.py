@@ -18,7 +18,7 @@ ROW_BYTES = 1 << 26
 """Transition rows are made this many bytes at a time."""
 
 
-LEAST_LOG_PRODUCT = -600.0
+MIN_LOG_PRODUCT = -600.0
 """A product of probabilities that is larger is precise in float64, whose smallest number is exp(-708)."""
 
 
@@ -117,7 +117,7 @@ def recall(
         for t in range(part.num_positions):
             which = factors.tile_of[:1, t] if len(tiles) == 1 else factors.tile_of[:, t]
             before = log_messages[rows]
-            if float(_least(before) + least) > LEAST_LOG_PRODUCT:
+            if float(_least(before) + least) > MIN_LOG_PRODUCT:
                 entered = (before.exp() @ tiles[which]).log()
             else:
                 entered = _log_product(before, log_tiles[which])

@@ -1,5 +1,5 @@
-"""How the kernels of the emission are called: what is allocated, how the work is cut. Nothing here asks the device
-anything, so a CUDA graph can hold it all."""
+"""How the kernels of the emission are called: what is allocated, how the work is cut. Nothing here synchronises host and
+device, so a CUDA graph can hold it all."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ the work is cut, and which kernel does it.
 Up to about a thousand states one persistent kernel a direction walks over time and keeps the tile on the chip; up to a few thousand
 another reads the tile anew at each step. With more of them the product of a step outweighs its launch, and is left to cuBLAS.
 
-Axes as in `factors`. Nothing here asks the device anything.
+Axes as in `factors`. Nothing here synchronises host and device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the kernels of `row_logsumexp` are called: what is allocated, how the work is cut. Nothing here asks the device anything,
+"""How the kernels of `row_logsumexp` are called: what is allocated, how the work is cut. Nothing here synchronises host and device,
 so a CUDA graph can hold it all."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the kernels of rows by word are called. Nothing here asks the device anything, so a CUDA graph can hold it all."""
+"""How the kernels of rows by word are called. Nothing here synchronises host and device, so a CUDA graph can hold it all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the kernel of the order is called. Nothing here asks the device anything, so a CUDA graph can hold it all."""
+"""How the kernel of the order is called. Nothing here synchronises host and device, so a CUDA graph can hold it all."""
 
 from __future__ import annotations
 
