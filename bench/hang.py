@@ -19,7 +19,7 @@ import torch
 
 from bench.beside import _training as training_of
 from experiments.side_by_side import StepsAhead
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.ops import waiting
 from vlhmm.training.presets import preset
 
@@ -181,9 +181,10 @@ def _grids(seed: int, device: torch.device) -> Worker:
                     factors.sequences(torch.arange(min(rows, 200), device=device)), keep_backtrace=False
                 )
 
-        passes()
+        graphed = Graphed[None](device, eager_calls=1)
+        graphed(passes)
         torch.cuda.current_stream().synchronize()
-        return captured(passes).replay
+        return lambda: graphed(passes)
 
     return Worker(f"grid {seed}", begin, priority=-(seed % 2))
 

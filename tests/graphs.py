@@ -34,5 +34,5 @@ def graphs_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[WorkAgain]:
     made = list[WorkAgain]()
     monkeypatch.setattr(WorkAgain, "made", made, raising=False)
     monkeypatch.setattr("vlhmm.capture.may_capture", lambda device: True)
-    monkeypatch.setattr("vlhmm.capture.captured", WorkAgain)
+    monkeypatch.setattr("vlhmm.capture._capture_graph", WorkAgain)
     return made

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 
 pytestmark = pytest.mark.gpu
 
@@ -17,9 +17,11 @@ def test_a_graph_gives_what_its_work_gives_on_a_stream_of_any_priority(priority:
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream(priority=priority)):
         assert torch.cuda.current_stream().priority == priority
-        graph = captured(lambda: torch.mm(given, given, out=out))
+        graphed = Graphed[object](torch.device("cuda"), eager_calls=0)
+        graphed(lambda: torch.mm(given, given, out=out))
         given.fill_(0.5)
-        graph.replay()
+        graphed(lambda: torch.mm(given, given, out=out))
+        assert graphed.replayed
         torch.cuda.current_stream().synchronize()
     torch.testing.assert_close(out, torch.full_like(out, 16.0))
 
@@ -38,7 +40,7 @@ def test_a_thread_may_wait_for_its_stream_while_another_captures() -> None:
     def capture() -> None:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
-                captured(work).replay()
+                Graphed[None](torch.device("cuda"), eager_calls=0)(work)
                 torch.cuda.current_stream().synchronize()
         except BaseException as error:
             failures.append(error)

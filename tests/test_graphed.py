@@ -133,7 +133,7 @@ def test_what_holds_at_launches_holds_while_work_is_run_or_captured_but_not_at_r
         return Graph()
 
     monkeypatch.setattr(capture, "may_capture", lambda device: True)
-    monkeypatch.setattr(capture, "captured", captured)
+    monkeypatch.setattr(capture, "_capture_graph", captured)
     graphed = Graphed[None](CPU, eager_calls=1, launching=launching)
     for _ in range(3):
         graphed(lambda: seen.append(("run", held[0])))
@@ -145,7 +145,7 @@ def test_work_that_cannot_be_captured_says_so_and_can_go_on_eagerly(monkeypatch:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(capture, "may_capture", lambda device: True)
-    monkeypatch.setattr(capture, "captured", refused)
+    monkeypatch.setattr(capture, "_capture_graph", refused)
     graphed = Graphed[int](CPU, eager_calls=1)
     replayed(graphed, 1)
     with pytest.raises(CaptureError, match="not permitted"):
@@ -160,7 +160,7 @@ def test_no_memory_for_a_graph_is_an_error_of_memory(monkeypatch: pytest.MonkeyP
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(capture, "may_capture", lambda device: True)
-    monkeypatch.setattr(capture, "captured", no_room)
+    monkeypatch.setattr(capture, "_capture_graph", no_room)
     with pytest.raises(torch.OutOfMemoryError):
         replayed(Graphed[int](CPU, eager_calls=0), 1)
 

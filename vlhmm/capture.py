@@ -86,11 +86,11 @@ class Graphed(Generic[Result]):
         def kept() -> None:
             own.result = work()
 
-        # One that is alive: nobody else may use memory that all its graphs have given back.
+        # Share the pool of a live graph.
         others = (other.graph for other in self._captured.values() if other.graph is not None)
         with self._launching():
             try:
-                own.graph = captured(kept, self._generator, in_memory_of=next(others, None))
+                own.graph = _capture_graph(kept, self._generator, in_memory_of=next(others, None))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -117,7 +117,7 @@ def may_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def captured(
+def _capture_graph(
     work: Callable[[], object],
     generator: torch.Generator | None = None,
     *,

@@ -257,7 +257,7 @@ def test_a_model_that_cannot_be_captured_is_drawn_from_eagerly(monkeypatch: pyte
         raise RuntimeError("operation not permitted\nand more")
 
     graphs_on_cpu(monkeypatch)
-    monkeypatch.setattr("vlhmm.capture.captured", refused)
+    monkeypatch.setattr("vlhmm.capture._capture_graph", refused)
     waits = [SimpleNamespace(message="called a synchronizing operation")] if reason == "waits" else []
     monkeypatch.setattr(decoding, "_waits", lambda: nullcontext(waits))
     model, prompts, sampling_config = grouped_model(), padded(6, 2, 4), SamplingConfig(10, 40, None, 1.0)

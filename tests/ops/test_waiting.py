@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from tests.ops.test_max_product_kernel import SMALL as SMALL_MAX
 from tests.ops.test_recursion_kernel import SMALL, check, forward, random_factors
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.ops import waiting
 from vlhmm.ops.max_product import dense as max_dense
@@ -182,9 +182,9 @@ def test_on_a_gpu_programs_that_do_not_meet_end_with_an_error_and_no_number(
     assert all(one.isfinite().all() for one in found)
     monkeypatch.setattr(waiting, "MAX_POLLS", 10_000)
     never_meet(monkeypatch, method)
-    launch = captured(work).replay if in_graph else work
+    graphed = Graphed[None](device, enabled=in_graph, eager_calls=0)
     for _ in range(2):
-        launch()
+        graphed(work)
         torch.cuda.synchronize()
         with pytest.raises(waiting.DeviceWaitError, match=r"forward recursion.*backward recursion"):
             waiting.check(device)

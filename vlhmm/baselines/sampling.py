@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from vlhmm.baselines.buys_hmm import BuysHMM
 from vlhmm.baselines.layers import State
 from vlhmm.baselines.scorer import Baseline
-from vlhmm.capture import captured
+from vlhmm.capture import Graphed
 from vlhmm.memory import require_memory
 from vlhmm.precision import float32_products
 
@@ -70,8 +69,10 @@ class BaselineSampler:
         self._given = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self._arrivals = torch.empty(batch_size, model.num_words, device=self.device)
         self._generator = torch.Generator(self.device)
-        self._read = _Repeated(self._read_step, None, self._graphs)
-        self._write = _Repeated(self._write_step, self._generator, self._graphs)
+        self._read = Graphed[None](self.device, enabled=self._graphs, eager_calls=EAGER_STEPS)
+        self._write = Graphed[None](
+            self.device, enabled=self._graphs, eager_calls=EAGER_STEPS, generator=self._generator
+        )
 
     @torch.no_grad()
     def __call__(self, prefixes: Int[Tensor, "B P"], seed: int) -> Sampled:
@@ -80,18 +81,18 @@ class BaselineSampler:
         if prefixes.shape[0] != batch_size:
             raise ValueError(f"{prefixes.shape[0]} prefixes, but {batch_size} sequences are drawn side by side")
         with float32_products("highest", self.device):
-            if self._graphs and not self._write.ready:
-                # What the first steps leave behind is of no use.
-                for repeated in (self._read, self._write):
+            if self._graphs and not self._write.has_graph():
+                # The results of these steps are discarded.
+                for graphed, step in ((self._read, self._read_step), (self._write, self._write_step)):
                     for _ in range(EAGER_STEPS + 1):
                         self._begin(seed)
-                        repeated()
+                        graphed(step)
             self._begin(seed)
             for given in prefixes.to(self.device).T:
                 self._given.copy_(given)
-                self._read()
+                self._read(self._read_step)
             for _ in range(length):
-                self._write()
+                self._write(self._write_step)
         return Sampled(self._tokens.T.clone(), self._row_log_probs.clone(), self._position_log_probs.clone())
 
     def _begin(self, seed: int) -> None:
@@ -122,27 +123,3 @@ class BaselineSampler:
         self._position_log_probs.index_copy_(0, self._position, log_probs.mean()[None])
         self._position += 1
         self._carry(after(token))
-
-
-class _Repeated:
-    """A step that is repeated: after a few of them a graph, where there are any."""
-
-    def __init__(self, step: Callable[[], None], generator: torch.Generator | None, graphs: bool) -> None:
-        self._step, self._generator, self._graphs = step, generator, graphs
-        self._count = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self._graph is not None
-
-    def __call__(self) -> None:
-        if self._graph is not None:
-            self._graph.replay()
-            return
-        if self._graphs and self._count >= EAGER_STEPS:
-            self._graph = captured(self._step, self._generator)
-            self._graph.replay()
-            return
-        self._step()
-        self._count += 1
