@@ -32,6 +32,7 @@ _MAKERS: dict[str, Callable[..., str]] = {
         papers.rows_not_run,
         papers.what_was_run,
         measurements.bench_h200,
+        measurements.bench_editions,
         measurements.bench_cpu,
         measurements.bench_cpu_other,
         measurements.bench_grid,

@@ -22,6 +22,8 @@ _GOALS_MS = {
     ("W5", 1024): 1.4,
 }
 """Targets in milliseconds on one H200, set before they were measured."""
+_MAX_EDITIONS_RATIO = 1.05
+"""The goal: at most 5 % slower than version 0.1."""
 
 
 def _milliseconds(value: float | None) -> str:
@@ -65,6 +67,34 @@ def bench_h200() -> str:
         "/ best peer",
         "/ floor",
         "goal",
+    ]
+    return markdown_table(headings, rows)
+
+
+def bench_editions() -> str:
+    """Version 0.1 and this one in turns on one H200, twice each."""
+    runs = [read_json(f"bench/results/restructuring/{name}.json") for name in ("old-1", "old-2", "new-1", "new-2")]
+    rows = []
+    for versions in zip(*(run["rows"] for run in runs), strict=True):
+        row = versions[0]
+        medians = [result["median_ms"] for version in versions for result in version["results"]]
+        ratio = sum(medians[2:]) / sum(medians[:2])
+        rows.append(
+            [
+                f"{row['work']} {row['title']}",
+                f"{row['sizes']['states']:,}",
+                *(f"{median:.3f}" for median in medians),
+                f"{ratio:.2f}" + ("" if ratio <= _MAX_EDITIONS_RATIO else " (missed)"),
+            ]
+        )
+    headings = [
+        "work",
+        "states",
+        "0.1, first run, ms",
+        "0.1, second",
+        "this version, first",
+        "second",
+        "ratio of means",
     ]
     return markdown_table(headings, rows)
 
