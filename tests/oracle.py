@@ -201,6 +201,7 @@ class Kind:
         )
 
 
+# `BlockSoftmaxTransition` is left out: only training windows have it, not an `HMM`; tests/ops/test_blocked_recursion.py covers it.
 EVERY_KIND = [
     Kind(support, transition, reset, zeros, ugly)
     for support in ("dense", "blocked", "cloned", "uniform")

@@ -15,24 +15,18 @@ from vlhmm.records import named_tensors
 from vlhmm.support import Support
 from vlhmm.tables import Tables
 from vlhmm.tensor_file import FolderError, read_tensors, write_tensors
-from vlhmm.transitions import BlockFactoredTransition, LowRankTransition, SoftmaxTransition, TableTransition
+from vlhmm.transitions import KINDS
 
 ABOUT = "hmm"
 """In the file's metadata: what is no tensor, as JSON."""
-TRANSITIONS = {
-    "table": TableTransition,
-    "softmax": SoftmaxTransition,
-    "block-factored": BlockFactoredTransition,
-    "low-rank": LowRankTransition,
-}
 OF_SUPPORT = ("group_of_word", "states_of_group")
 
 
 def write_hmm(path: str | Path, tables: Tables) -> None:
-    kind = next((name for name, record in TRANSITIONS.items() if type(tables.transition) is record), None)
+    kind = next((name for name, record in KINDS.items() if type(tables.transition) is record), None)
     if kind is None:
         raise ValueError(
-            f"the transition is a {type(tables.transition).__name__}, but a file holds one of {', '.join(TRANSITIONS)}: "
+            f"the transition is a {type(tables.transition).__name__}, but a file holds one of {', '.join(KINDS)}: "
             "TableTransition(transition.log_rows(torch.arange(num_states))) is any of them as a table"
         )
     tensors = {f"support.{name}": getattr(tables.support, name) for name in OF_SUPPORT}
@@ -67,9 +61,9 @@ def read_hmm(path: str | Path, verify: bool | None = None) -> Tables:
 
 
 def _tables(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tables:
-    if about["transition"] not in TRANSITIONS:
-        raise ValueError(f"transition {about['transition']!r} is none of {', '.join(TRANSITIONS)}")
-    record = TRANSITIONS[about["transition"]]
+    if about["transition"] not in KINDS:
+        raise ValueError(f"transition {about['transition']!r} is none of {', '.join(KINDS)}")
+    record = KINDS[about["transition"]]
     parts = {field.name: tensors[f"transition.{field.name}"] for field in fields(record)}
     support = Support(
         tensors["support.group_of_word"],

@@ -7,7 +7,16 @@ from vlhmm.transitions.protocol import Transition
 from vlhmm.transitions.softmax import SoftmaxTransition
 from vlhmm.transitions.table import TableTransition, is_table, log_table
 
+KINDS: dict[str, type[Transition]] = {
+    "table": TableTransition,
+    "softmax": SoftmaxTransition,
+    "block-factored": BlockFactoredTransition,
+    "low-rank": LowRankTransition,
+}
+"""The kinds that an `HMM` may have, by their names in files. `BlockSoftmaxTransition` exists in training windows only."""
+
 __all__ = [
+    "KINDS",
     "BlockFactoredTransition",
     "BlockSoftmaxTransition",
     "LowRankTransition",

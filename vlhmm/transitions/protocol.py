@@ -16,8 +16,8 @@ from vlhmm.support import Support
 class Transition(Protocol):
     """The interface of p(z' | z) from Z source states to Y target states; they differ where states are dropped between windows.
 
-    A kind is a frozen dataclass of tensors. `TableTransition`, `SoftmaxTransition`, `BlockFactoredTransition` and
-    `LowRankTransition` of `vlhmm.tables` are the kinds there are.
+    A kind is a frozen dataclass of tensors. An `HMM` has one of `vlhmm.transitions.KINDS`: `TableTransition`, `SoftmaxTransition`,
+    `BlockFactoredTransition` or `LowRankTransition`. `BlockSoftmaxTransition` is made for a window of training in bf16 alone.
 
     Example:
         >>> from vlhmm.tables import TableTransition, Transition
