@@ -151,11 +151,12 @@ def _grids(seed: int, device: torch.device) -> Worker:
 
     def begin() -> Work:
         from vlhmm.ops.max_product import dense as max_product
-        from vlhmm.ops.recursion import cutting, dense
+        from vlhmm.ops.recursion import dense
         from vlhmm.ops.recursion.factors import Factors
+        from vlhmm.ops.sizes import multiprocessors
 
         states = (128, 256, 512, 1024)[seed % 4]
-        rows = 16 * (cutting.multiprocessors(device) // (states // 64))
+        rows = 16 * (multiprocessors(device) // (states // 64))
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from vlhmm.ops.emission import kernel
 from vlhmm.ops.emission.layout import WordLayout
 from vlhmm.ops.rounding import logit_product
-from vlhmm.ops.sizes import cdiv, power_of_2
+from vlhmm.ops.sizes import block_size, cdiv
 from vlhmm.precision import Precision
 
 FEWEST_PROGRAMS = 264
@@ -112,7 +112,7 @@ def log_probs(
 ) -> Float[Tensor, "X K"]:
     num_words, width = words.shape
     num_states, num_tiles = emit.shape[0] // layout.spans.shape[0], layout.tiles.shape[0]
-    block_states = _block(num_states, cut.states)
+    block_states = block_size(num_states, cut.states, least=16)
     log_prob = words.new_empty(num_words, num_states)
     tile_log_sum = words.new_empty(num_tiles, num_states)
     kernel.make_logits[num_tiles, cdiv(num_states, block_states)](
@@ -123,13 +123,13 @@ def log_probs(
         PRODUCT=logit_product(precision),
         TILE_WORDS=layout.tile_words,
         BLOCK_K=block_states,
-        BLOCK_H=_block(width, cut.inner),
+        BLOCK_H=block_size(width, cut.inner, least=16),
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
     )
     if _one_group(layout):
         return log_prob.sub_(tile_log_sum.logsumexp(0))
-    row_states = _block(num_states, cut.row_states)
+    row_states = block_size(num_states, cut.row_states, least=16)
     kernel.normalize[num_tiles, cdiv(layout.tile_words, cut.row_words), cdiv(num_states, row_states)](
         *(log_prob, layout.words, layout.tiles, tile_log_sum, num_states),
         ROWS=cut.row_words,
@@ -150,7 +150,7 @@ def logit_gradients(
     """In the order of the layout; that of the bias in the order of words."""
     num_words, num_states = grad.shape
     num_tiles = layout.tiles.shape[0]
-    sum_states = _block(num_states, cut.sum_states)
+    sum_states = block_size(num_states, cut.sum_states, least=16)
     tile_sum = grad.new_empty(num_tiles, num_states)
     kernel.sum_tile[num_tiles, cdiv(num_states, sum_states)](
         *(grad, layout.words, layout.tiles, tile_sum, num_states),
@@ -169,7 +169,7 @@ def logit_gradients(
         WITH_BIAS=with_bias,
         SUMMED=_one_group(layout),
         ROWS=cut.row_words,
-        BLOCK_K=_block(num_states, cut.row_states),
+        BLOCK_K=block_size(num_states, cut.row_states, least=16),
         num_warps=cut.row_warps,
     )
     return d_logits, d_bias
@@ -180,14 +180,14 @@ def word_gradients(
 ) -> Float[Tensor, "X H"]:
     num_words, num_states = d_logits.shape
     width = emit.shape[1]
-    block_features = _block(width, cut.features)
+    block_features = block_size(width, cut.features, least=16)
     d_words = emit.new_empty(num_words, width)
     kernel.make_d_words[layout.tiles.shape[0], cdiv(width, block_features)](
         *(d_logits, emit, layout.words, layout.tiles, d_words, num_states, width),
         PRECISION=precision,
         PRODUCT=_product(precision),
         TILE_WORDS=layout.tile_words,
-        BLOCK_K=_block(num_states, cut.inner),
+        BLOCK_K=block_size(num_states, cut.inner, least=16),
         BLOCK_H=block_features,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
@@ -199,7 +199,10 @@ def emit_gradients(
     d_logits: Float[Tensor, "X K"], words: Float[Tensor, "X H"], layout: WordLayout, precision: Precision, cut: Cut
 ) -> Float[Tensor, "Z H"]:
     num_states, width = d_logits.shape[1], words.shape[1]
-    block_states, block_features = _block(num_states, cut.states), _block(width, cut.features)
+    block_states, block_features = (
+        block_size(num_states, cut.states, least=16),
+        block_size(width, cut.features, least=16),
+    )
     grid = cdiv(num_states, block_states), cdiv(width, block_features)
     # One group's few programs would walk over the whole vocabulary: parts of it are taken for groups, and added up.
     spans = _parts(words, FEWEST_PROGRAMS // (grid[0] * grid[1])) if _one_group(layout) else layout.spans
@@ -228,11 +231,6 @@ def _parts(words: Float[Tensor, "X H"], most: int) -> Int[Tensor, "N 3"]:
     size = max(FEWEST_WORDS, cdiv(num_words, max(1, most)))
     part = torch.arange(cdiv(num_words, size), device=words.device, dtype=torch.int32)
     return torch.stack([part, part * size, (num_words - part * size).clamp(max=size)], dim=1)
-
-
-def _block(size: int, most: int) -> int:
-    """A power of two that holds the size, or `most`; products take no less than 16."""
-    return max(16, min(most, power_of_2(size)))
 
 
 def _product(precision: Precision) -> str:

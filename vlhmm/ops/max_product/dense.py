@@ -113,8 +113,8 @@ def best_scores(
         *(log_previous.contiguous(), scores, peaks, arrived, size, states), ROWS=tiling.rows, COLUMNS=tiling.columns
     )
     options: dict[str, Any] = {"num_warps": tiling.num_warps}
-    if persistent and device.type == "cuda":
-        options["launch_cooperative_grid"] = True
+    if persistent:
+        options |= waiting.cooperative_options(device)
     for first in [0] if persistent else range(length):
         kernel.max_steps[(programs,)](
             *(scores, moves.tile, log_rows, row_of, log_inits, init_of, lengths, peaks, arrived),

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from vlhmm.ops.recursion.product import PRODUCT_WIDENS
-from vlhmm.ops.sizes import cdiv, power_of_2
+from vlhmm.ops.sizes import cdiv, multiprocessors, power_of_2
 from vlhmm.precision import Precision
 
 Method = Literal["resident", "persistent", "launches", "library"]
@@ -124,11 +124,6 @@ def tiling_for(size: int, states: int, device: torch.device, precision: Precisio
         return tiling
     # Operands twice as wide: half as many source states at a time fit into shared memory.
     return replace(tiling, inner=tiling.inner // 2)
-
-
-def multiprocessors(device: torch.device) -> int:
-    # The interpreter runs programs one after the other: a second one would never reach the first one's barrier.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _shared_bytes(device: torch.device) -> int:

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from vlhmm.ops import waiting
 from vlhmm.ops.recursion import kernel
-from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, multiprocessors, tiling_for
+from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, tiling_for
 from vlhmm.ops.recursion.ends import kernel as ends
 from vlhmm.ops.recursion.exponentials import kernel as factors_kernel
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.product import product
 from vlhmm.ops.recursion.resident import kernel as resident
 from vlhmm.ops.recursion.scaled import Gradient
-from vlhmm.ops.sizes import cdiv, power_of_2
+from vlhmm.ops.sizes import cdiv, multiprocessors, power_of_2
 from vlhmm.precision import Precision
 
 SMALLEST_TOTAL = 1e-19
@@ -296,8 +296,7 @@ def _launch_resident(
     device = arguments[0].device
     waits = _programs_run_at_once(device)
     parts = cdiv(states, tiling.columns)
-    if device.type == "cuda":
-        options["launch_cooperative_grid"] = True
+    options |= waiting.cooperative_options(device)
     for first, end in [(0, steps)] if waits else [(t, min(t + 1, steps)) for t in range(launches)]:
         steps_kernel[(cdiv(size, tiling.rows) * parts,)](
             *arguments,
@@ -338,8 +337,7 @@ def _launch(
         arrived = torch.zeros(1, dtype=torch.int32, device=device)
         # Programs that wait for one another must all run at once.
         programs = min(programs, multiprocessors(device))
-        if device.type == "cuda":
-            options["launch_cooperative_grid"] = True
+        options |= waiting.cooperative_options(device)
     for first in [steps.start] if method == "persistent" else steps:
         steps_kernel[(programs,)](
             *arguments,

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.row_logsumexp import kernel
-from vlhmm.ops.sizes import cdiv, power_of_2
+from vlhmm.ops.sizes import cdiv, multiprocessors, power_of_2
 from vlhmm.precision import Precision
 
 
@@ -249,7 +249,7 @@ def _num_splits(
 ) -> int:
     """Into how many parts the streamed operand is cut, so that few row tiles still fill the device."""
     if wanted is None:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        processors = multiprocessors(device)
         # Parts of less than 4 tiles would spend their time on filling the pipeline.
         most = max(1, min(32, num_column_tiles // 4))
         # The time in units of a row tile's, a part being 1 / parts of it. With as many rows as columns a fiftieth to write and

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.ops.sizes import cdiv, power_of_2
+from vlhmm.ops.sizes import block_size, cdiv
 from vlhmm.ops.state_rows import kernel
 
 TILE_NUMBERS = 1 << 11
@@ -99,6 +99,6 @@ def _add_others(
 
 def _cut(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The programs, and how many rows and columns each of them takes."""
-    columns = min(WIDEST, power_of_2(width))
+    columns = block_size(width, WIDEST)
     rows = TILE_NUMBERS // columns
     return (cdiv(num_rows, rows), cdiv(width, columns)), {"ROWS": rows, "BLOCK_H": columns}

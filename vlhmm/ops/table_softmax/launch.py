@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.ops.sizes import power_of_2
+from vlhmm.ops.sizes import block_size
 from vlhmm.ops.table_softmax import kernel
 
 WIDEST = 4096
@@ -20,7 +20,9 @@ def forward(
     num_chosen = logits.shape[1] if columns is None else columns.shape[0]
     log_prob = logits.new_empty(rows.shape[0], num_chosen)
     kernel.normalize[(rows.shape[0],)](
-        *(logits, rows, columns, log_prob, logits.shape[1], num_chosen), BLOCK=_block(num_chosen), num_warps=8
+        *(logits, rows, columns, log_prob, logits.shape[1], num_chosen),
+        BLOCK=block_size(num_chosen, WIDEST),
+        num_warps=8,
     )
     return log_prob
 
@@ -39,12 +41,12 @@ def backward(
     d_logits = grad.new_empty(shape)
     kernel.write_back[(num_rows,)](
         *(grad, log_prob, row_of, column_of, d_logits, num_columns, num_chosen),
-        BLOCK=_block(num_columns),
+        BLOCK=block_size(num_columns, WIDEST),
         num_warps=8,
     )
     kernel.add_again[(rows.shape[0],)](
         *(grad, log_prob, rows, row_of, columns, d_logits, num_columns, num_chosen),
-        BLOCK=_block(num_chosen),
+        BLOCK=block_size(num_chosen, WIDEST),
         num_warps=8,
     )
     return d_logits
@@ -54,7 +56,3 @@ def _place_of(chosen: Int[Tensor, " n"], number: int) -> Int[Tensor, " N"]:
     """For each of `number` where it stands in `chosen`, one of its places if there are several; -1: nowhere."""
     place = chosen.new_full((number,), -1)
     return place.scatter_(0, chosen.long(), torch.arange(chosen.shape[0], dtype=chosen.dtype, device=chosen.device))
-
-
-def _block(width: int) -> int:
-    return min(WIDEST, power_of_2(width))

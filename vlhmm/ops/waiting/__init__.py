@@ -47,6 +47,11 @@ def reports(device: torch.device) -> Int[Tensor, " operations"]:
         return _reports[device]
 
 
+def cooperative_options(device: torch.device) -> dict[str, bool]:
+    """Launch options of a kernel whose programs wait for one another: the device starts all of them at once, or refuses."""
+    return {"launch_cooperative_grid": True} if device.type == "cuda" else {}
+
+
 def check(device: torch.device) -> None:
     """Raises if a kernel on this device has given up since the last call. To be called when the results have arrived.
 

@@ -12,7 +12,7 @@ from vlhmm.ops.blocked_recursion.choice import kernel
 from vlhmm.ops.groups.order import GroupOrder
 from vlhmm.ops.row_logsumexp import launch as row_logsumexp
 from vlhmm.ops.row_logsumexp.launch import Packed
-from vlhmm.ops.sizes import cdiv, power_of_2
+from vlhmm.ops.sizes import cdiv, multiprocessors, power_of_2
 from vlhmm.precision import Precision
 
 TILE_NUMBERS = 1 << 14
@@ -140,6 +140,6 @@ def backward(
 
 def _num_splits(num_rows: int, num_blocks: int, tiles: row_logsumexp.Tiling, device: torch.device) -> int:
     """Blocks are few: all states are cut into so many parts that every multiprocessor has one; a part's own sums are small."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    processors = multiprocessors(device)
     of_parts = cdiv(num_rows, tiles.columns) // 4
     return max(1, min(of_parts, processors // cdiv(num_blocks, tiles.rows)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from vlhmm.ops.emission.by_token import kernel
 from vlhmm.ops.emission.word_rows.launch import positions_by_word, sum_by_word
 from vlhmm.ops.rounding import logit_product
-from vlhmm.ops.sizes import cdiv
+from vlhmm.ops.sizes import block_size, cdiv
 from vlhmm.precision import Precision
 
 MULTIPROCESSORS = 132
@@ -83,7 +83,9 @@ def rows_of_table(
     num_words, width = logits.shape
     rows = torch.empty(tokens.shape[0], width, device=logits.device)
     kernel.rows_of_table[(tokens.shape[0],)](
-        *(logits, tokens, log_normalizer, rows, num_words, width), BLOCK_K=_block(width, WIDEST), num_warps=2
+        *(logits, tokens, log_normalizer, rows, num_words, width),
+        BLOCK_K=block_size(width, WIDEST, least=16),
+        num_warps=2,
     )
     return rows
 
@@ -102,7 +104,7 @@ def rows_of_factors(
         PRODUCT=factors.product,
         TOKENS=TOKENS,
         STATES=states,
-        WIDTH=_block(width, width),
+        WIDTH=block_size(width, least=16),
         num_warps=4,
         num_stages=1,
     )
@@ -124,11 +126,11 @@ def table_gradient(
     )
     order, bounds = positions_by_word(tokens, num_words)
     d_logits = torch.empty(num_words, width, device=grad.device)
-    block = _block(width, WIDEST)
-    kernel.table_gradient[num_words, cdiv(width, block)](
+    columns = block_size(width, WIDEST, least=16)
+    kernel.table_gradient[num_words, cdiv(width, columns)](
         *(grad, order, bounds, logits, log_normalizer, _minus_sum(of_parts), d_logits, width),
         ROWS=ROWS,
-        BLOCK_K=block,
+        BLOCK_K=columns,
         num_warps=4,
     )
     return d_logits
@@ -140,7 +142,7 @@ def word_gradients(
     """That of the words, and that of the normalizer."""
     num_tokens, num_states = grad.shape
     num_words, width = factors.words.shape
-    block_features, num_parts = _block(width, FEATURES), cdiv(num_tokens, TOKENS)
+    block_features, num_parts = block_size(width, FEATURES, least=16), cdiv(num_tokens, TOKENS)
     d_rows = torch.empty(num_tokens, width, device=grad.device)
     part_sums = torch.empty(num_parts, num_states, device=grad.device)
     kernel.d_token_rows[num_parts, cdiv(width, block_features)](
@@ -148,7 +150,7 @@ def word_gradients(
         PRECISION=factors.precision,
         PRODUCT=factors.gradient_product,
         TOKENS=TOKENS,
-        STATES=_block(num_states, INNER_STATES),
+        STATES=block_size(num_states, INNER_STATES, least=16),
         BLOCK_H=block_features,
         num_warps=4,
         num_stages=3,
@@ -159,7 +161,7 @@ def word_gradients(
 def emit_gradients(grad: Float[Tensor, "N K"], factors: Factors, tokens: Int[Tensor, " N"]) -> Float[Tensor, "K H"]:
     num_tokens, num_states = grad.shape
     num_words, width = factors.words.shape
-    states, block_features = _block(num_states, STATES), _block(width, FEATURES)
+    states, block_features = block_size(num_states, STATES, least=16), block_size(width, FEATURES, least=16)
     grid = cdiv(num_states, states), cdiv(width, block_features)
     part_tokens = _part(num_tokens, MULTIPROCESSORS // (grid[0] * grid[1]), MIN_TOKENS)
     num_parts = cdiv(num_tokens, part_tokens)
@@ -189,8 +191,3 @@ def _minus_sum(of_parts: Float[Tensor, "P K"]) -> Float[Tensor, " K"]:
 def _part(whole: int, most_parts: int, fewest: int) -> int:
     """The size of a part."""
     return max(fewest, cdiv(whole, max(1, most_parts)))
-
-
-def _block(size: int, most: int) -> int:
-    """A power of two that holds the size, or the least that holds `most`; products take no less than 16."""
-    return max(16, 1 << (min(size, most) - 1).bit_length())

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.emission.word_rows import kernel
-from vlhmm.ops.sizes import cdiv, power_of_2
+from vlhmm.ops.sizes import block_size, cdiv
 
 NUMBERS_AT_ONCE = 8192
 """Of a program: as many rows as have so many, up to 128."""
@@ -20,7 +20,9 @@ COUNTED, ADDED, ORDERED, COMPARED = 128, 2048, 32, 128
 def gather(per_word: Float[Tensor, "X K"], words: Int[Tensor, " N"]) -> Float[Tensor, "N K"]:
     num_words, width = per_word.shape
     rows = torch.empty(words.shape[0], width, dtype=per_word.dtype, device=per_word.device)
-    kernel.copy_rows[(words.shape[0],)](per_word, words, rows, num_words, width, BLOCK_K=_block(width), num_warps=2)
+    kernel.copy_rows[(words.shape[0],)](
+        per_word, words, rows, num_words, width, BLOCK_K=block_size(width, WIDEST), num_warps=2
+    )
     return rows
 
 
@@ -29,9 +31,9 @@ def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words:
     width = rows.shape[1]
     order, bounds = positions_by_word(words, num_words)
     per_word = torch.empty(num_words, width, dtype=rows.dtype, device=rows.device)
-    block = _block(width)
-    kernel.sum_rows[num_words, cdiv(width, block)](
-        *(rows, order, bounds, per_word, width), ROWS=min(128, NUMBERS_AT_ONCE // block), BLOCK_K=block, num_warps=4
+    columns = block_size(width, WIDEST)
+    kernel.sum_rows[num_words, cdiv(width, columns)](
+        *(rows, order, bounds, per_word, width), ROWS=min(128, NUMBERS_AT_ONCE // columns), BLOCK_K=columns, num_warps=4
     )
     return per_word
 
@@ -51,7 +53,3 @@ def positions_by_word(words: Int[Tensor, " N"], num_words: int) -> tuple[Int[Ten
         *(words, bounds, positions, order, num_words), PLACES=ORDERED, CHUNK=COMPARED, num_warps=4
     )
     return order, bounds
-
-
-def _block(width: int) -> int:
-    return min(WIDEST, power_of_2(width))
