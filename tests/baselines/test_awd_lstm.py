@@ -11,7 +11,7 @@ from vlhmm.baselines import AWDLSTMSettings, NeuralScorer
 from vlhmm.baselines.averaged_sgd import AveragedSGDStep
 from vlhmm.baselines.awd_lstm import AWDLSTM, _locked_dropout
 from vlhmm.baselines.layers import dropout, kept
-from vlhmm.baselines.windows import SHORTEST, RandomLengthWindows
+from vlhmm.baselines.windows import MIN_LENGTH, RandomLengthWindows
 from vlhmm.data import Tokens
 
 SMALL = KINDS["awd-lstm"]
@@ -212,7 +212,7 @@ def test_windows_of_random_length_cover_the_text_in_order() -> None:
         assert torch.equal(torch.cat(parts, 1), torch.arange(1002).view(2, 501))
         lengths = [part.shape[1] for part in parts]
         assert len(set(lengths)) > 3
-        assert min(lengths[:-1]) >= SHORTEST
+        assert min(lengths[:-1]) >= MIN_LENGTH
         rest = list(windows.windows(epoch, 4))
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(rest, parts[4:], strict=True))
     assert windows._ends(0) != windows._ends(1)

@@ -24,7 +24,7 @@ from vlhmm.transitions import SoftmaxTransition, TableTransition
 pytestmark = [pytest.mark.usefixtures("unwritten_is_nan"), pytest.mark.parametrize("device", DEVICES)]
 
 SMALL = cutting.Tiling(16, 16, 16, 4, 2)
-METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "library")
+METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "cublas")
 POSITIONS, STATES = 8, 5
 NEVER = -math.inf
 

@@ -22,7 +22,7 @@ from vlhmm.precision import Precision
 from vlhmm.records import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
-METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "library")
+METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "cublas")
 SMALL = cutting.Tiling(16, 16, 16, 4, 2)
 
 # For the value relative to log p(x), for gradients relative to the largest entry: bf16 keeps 8 bits, tf32 11.
@@ -188,7 +188,7 @@ def test_a_product_keeps_its_precision_whatever_the_process_reads(
 def test_the_library_multiplies_where_it_can_be_told_the_precision_of_one_product() -> None:
     of = {one: cutting.method_for(200, 2048, torch.device("cpu"), one, in_graph=True) for one in VALUE_TOLERANCE}
     assert of == {
-        "bf16": "library" if product.PRODUCT_WIDENS else "persistent",
+        "bf16": "cublas" if product.PRODUCT_WIDENS else "persistent",
         "tf32": "persistent",
         "highest": "persistent",
     }
@@ -207,7 +207,7 @@ def test_a_thread_without_cooperative_kernels_takes_none() -> None:
     with cutting.no_cooperative_kernels():
         with cutting.no_cooperative_kernels():
             pass
-        assert methods() <= {"library", "launches"}
+        assert methods() <= {"cublas", "launches"}
         with ThreadPoolExecutor(1) as elsewhere:
             assert "persistent" in elsewhere.submit(methods).result()
     assert "persistent" in methods()

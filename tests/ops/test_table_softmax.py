@@ -35,7 +35,7 @@ def check(rows: torch.Tensor, columns: torch.Tensor | None, shape: tuple[int, in
 @pytest.mark.parametrize("block", [16, 4096])
 @pytest.mark.parametrize("with_columns", [True, False])
 def test_kernels_equal_the_reference(monkeypatch: pytest.MonkeyPatch, block: int, with_columns: bool) -> None:
-    monkeypatch.setattr(launch, "WIDEST", block)
+    monkeypatch.setattr(launch, "MAX_COLUMNS", block)
     check(chosen(5, 9, 1), chosen(21, 40, 2) if with_columns else None, (9, 40))
 
 

@@ -133,7 +133,7 @@ def test_a_word_that_does_not_exist_has_a_row_of_nan(device: str) -> None:
 
 
 def test_many_parts_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "FEWEST_ROWS", 3)
+    monkeypatch.setattr(launch, "MIN_ROWS", 3)
     monkeypatch.setattr(launch, "MIN_TOKENS", 5)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     support, tokens = on(device, dense_support(230, 5)), text(230, 3, 30).to(device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from vlhmm.data import Tokens
 from vlhmm.data.windows import Epoch
 
-SHORTEST = 5
+MIN_LENGTH = 5
 """Tokens of the shortest window of random length, but for the last of an epoch."""
 
 
@@ -71,10 +71,10 @@ class RandomLengthWindows:
     seed: int
 
     def check(self) -> None:
-        if len(self.tokens) < self.batch_size * SHORTEST:
+        if len(self.tokens) < self.batch_size * MIN_LENGTH:
             raise ValueError(
-                f"the training text has {len(self.tokens):,} tokens, but batch_size {self.batch_size} x {SHORTEST} needs "
-                f"{self.batch_size * SHORTEST:,}: make batch_size smaller, or give more text"
+                f"the training text has {len(self.tokens):,} tokens, but batch_size {self.batch_size} x {MIN_LENGTH} needs "
+                f"{self.batch_size * MIN_LENGTH:,}: make batch_size smaller, or give more text"
             )
 
     def count(self, epoch: int) -> int:
@@ -91,9 +91,9 @@ class RandomLengthWindows:
         """Where each window ends; every position is in one."""
         random = np.random.default_rng([self.seed, epoch])
         num_positions = len(self.tokens) // self.batch_size
-        most = -(-num_positions // SHORTEST)
+        most = -(-num_positions // MIN_LENGTH)
         around = np.where(random.random(most) < 0.95, self.length, self.length / 2)
-        lengths = np.maximum(SHORTEST, random.normal(around, 5).astype(np.int64))
+        lengths = np.maximum(MIN_LENGTH, random.normal(around, 5).astype(np.int64))
         ends = np.minimum(np.cumsum(lengths), num_positions)
         num_windows = int(np.searchsorted(ends, num_positions)) + 1
         return [int(end) for end in ends[:num_windows]]

@@ -43,7 +43,7 @@ IDLE_ASKS = 64
 MAX_REMEMBERED = 1000
 """Shapes remembered as asked before."""
 
-LONGEST = 4096
+MAX_LENGTH = 4096
 """Longer texts go in windows."""
 
 MEMORY_PART = 16
@@ -158,11 +158,11 @@ def _counts_answer(fixed: Fixed, found: tuple[Tensor, ...]) -> tuple[Tensor, ...
 def _best_path(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     """The best path, -1 past the length, and its log p(x, z)."""
     inits = (fixed.tables.log_start[None], text.init_of, text.log_previous)
-    gains, log_best, way = max_dense.best_scores(
+    gains, log_best, backtrace = max_dense.best_scores(
         fixed.moves, text.log_rows, text.row_of, *inits, text.lengths, keep_backtrace=True
     )
-    assert way is not None
-    path, _ = max_dense.trace(text.init_of, text.lengths, way, log_best.argmax(1))
+    assert backtrace is not None
+    path, _ = max_dense.trace(text.init_of, text.lengths, backtrace, log_best.argmax(1))
     return Found((path, gains.sum(1, dtype=torch.float64).float()), (gains == -torch.inf).any(1).to(torch.int8))
 
 
@@ -344,7 +344,7 @@ class Replays:
             return False
         if query in (LOG_PROB, TOKEN_LOG_PROBS) and scan.pays(self._tables, *tokens.shape):
             return False
-        return tokens.shape[1] <= LONGEST and self._room(query, tokens) * MEMORY_PART <= self._memory
+        return tokens.shape[1] <= MAX_LENGTH and self._room(query, tokens) * MEMORY_PART <= self._memory
 
     def _room(self, query: Query, tokens: Tensor) -> int:
         # Beside the positions, the tile in its several forms.

@@ -74,19 +74,19 @@ def viterbi(tables: Tables, batch: Batch, belief: Belief | None = None, window: 
         carried = belief if first == 0 else Belief(token[rows], log_best[rows])
         entering.append(carried)
         factors = _factors(tables, part, carried, first)
-        gains, log_best[rows], way = max_product(factors, keep_backtrace=len(entering) == len(parts))
+        gains, log_best[rows], backtrace = max_product(factors, keep_backtrace=len(entering) == len(parts))
         raise_impossible(gains, first, rows, "viterbi")
         total[rows] += gains.double().sum(1)
         token[rows] = part.last_tokens()
     slots = torch.full((size, num_positions), -1, device=batch.tokens.device)
     slot = log_best.argmax(1)
     for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
-        if way is None:
+        if backtrace is None:
             factors = _factors(tables, part, carried, first)
-            _, _, way = max_product(factors, keep_backtrace=True)
-        assert way is not None
-        slots[rows, first : first + part.num_positions], slot[rows] = trace(factors, way, slot[rows])
-        way = None
+            _, _, backtrace = max_product(factors, keep_backtrace=True)
+        assert backtrace is not None
+        slots[rows, first : first + part.num_positions], slot[rows] = trace(factors, backtrace, slot[rows])
+        backtrace = None
     states = tables.support.states_of(batch.tokens).gather(2, slots.clamp(min=0)[..., None])[..., 0]
     return Paths(torch.where(slots >= 0, states, -1)[:, None], total.to(tables.dtype)[:, None])
 

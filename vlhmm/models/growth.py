@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.models.heads import ScalarEmission, ScalarStart, TableHead, UnmaskedEmission
+from vlhmm.models.heads import ScalarStart, TableHead, UnmaskedEmission
 from vlhmm.models.model import Model
 from vlhmm.support import Support, blocked_support
 
@@ -173,14 +173,8 @@ def _check_blocks_can_split(model: Model) -> None:
 def _state_axes(model: Model) -> dict[str, tuple[int, ...]]:
     """The axes of states of each parameter that has any."""
     axes: dict[str, tuple[int, ...]] = dict(AXES)
-    if isinstance(model.start, ScalarStart):
-        axes["start.logits"] = (0,)
-    if isinstance(model.transition, TableHead):
-        axes["transition.logits"] = (0, 1)
-    if isinstance(model.emission, ScalarEmission):
-        axes["emission.logits"] = (1,)
-    if isinstance(model.emission, UnmaskedEmission):
-        axes["emission.logits"] = (0,)
+    for name in ("start", "transition", "emission"):
+        axes |= {f"{name}.{parameter}": of_states for parameter, of_states in getattr(model, name).state_axes.items()}
     return axes
 
 

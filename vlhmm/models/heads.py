@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -42,10 +45,14 @@ LogEmission = Float[Tensor, "X K"]
 Rows = Float[Tensor, "N K"]
 """Of the emission, for each of N = B T tokens."""
 Tokens = Int[Tensor, "B T"]
+StateAxes = Mapping[str, tuple[int, ...]]
+"""The axes of states of a head's parameters, by their names; parameters without such axes are left out."""
 
 
 class FactoredStart(nn.Module):
     """log p(z_1) = log_softmax over the states asked for of w . start_z."""
+
+    state_axes: ClassVar[StateAxes] = {}
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -57,6 +64,8 @@ class FactoredStart(nn.Module):
 
 class ScalarStart(nn.Module):
     """log p(z_1) = log_softmax over the states asked for of a free vector."""
+
+    state_axes: ClassVar[StateAxes] = {"logits": (0,)}
 
     def __init__(self, num_states: int) -> None:
         super().__init__()
@@ -72,6 +81,8 @@ class SoftmaxHead(nn.Module):
     The precision of the normaliser is that of the tiles it is for, else rows would not sum to one. Not all tiles are `rounded`:
     only the kernels of the blocked recursion round the features of theirs.
     """
+
+    state_axes: ClassVar[StateAxes] = {}
 
     def __init__(self, out_scale: float, rounded: bool) -> None:
         super().__init__()
@@ -95,6 +106,8 @@ class SoftmaxHead(nn.Module):
 
 class BlockFactoredHead(nn.Module):
     """log A[z, z'] = log p(m' | z) + log_softmax of out_z . in_z' over the states asked for of block m'."""
+
+    state_axes: ClassVar[StateAxes] = {}
 
     def __init__(self, dim: int, num_blocks: int, out_scale: float) -> None:
         super().__init__()
@@ -121,6 +134,8 @@ class BlockFactoredHead(nn.Module):
 class LowRankHead(nn.Module):
     """A[z, z'] = sum over r of p(r | z) p(z' | r), both softmaxes of linear maps of the features."""
 
+    state_axes: ClassVar[StateAxes] = {}
+
     def __init__(self, dim: int, rank: int, out_scale: float) -> None:
         super().__init__()
         self.to_class = unfilled(nn.Linear, dim, rank)
@@ -136,6 +151,8 @@ class LowRankHead(nn.Module):
 
 class TableHead(nn.Module):
     """log A[z, z'] = log_softmax over the states asked for of a free matrix."""
+
+    state_axes: ClassVar[StateAxes] = {"logits": (0, 1)}
 
     def __init__(self, num_states: int) -> None:
         super().__init__()
@@ -154,6 +171,8 @@ class TableHead(nn.Module):
 
 class FactoredEmission(nn.Module):
     """log p(x | z) = word_x . emit_z + bias_x, normalised over the words that z can emit."""
+
+    state_axes: ClassVar[StateAxes] = {}
 
     def __init__(self, num_words: int, dim: int, bias: bool) -> None:
         super().__init__()
@@ -181,6 +200,8 @@ class FactoredEmission(nn.Module):
 
 class ScalarEmission(nn.Module):
     """log p(x | z) from free logits (x, k), normalised over the words that z can emit."""
+
+    state_axes: ClassVar[StateAxes] = {"logits": (1,)}
 
     def __init__(self, num_words: int, states_per_word: int) -> None:
         super().__init__()
@@ -213,6 +234,8 @@ class ScalarEmission(nn.Module):
 
 class UnmaskedEmission(nn.Module):
     """log p(x | z) from free logits (z, x), normalised over all words, those that z can never emit included."""
+
+    state_axes: ClassVar[StateAxes] = {"logits": (0,)}
 
     def __init__(self, num_states: int, num_words: int) -> None:
         super().__init__()

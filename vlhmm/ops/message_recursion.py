@@ -59,9 +59,9 @@ def message_recursion(
         emits = log_emission[:, t] > -torch.inf
         # What underflowed in the message is less than tiny over its total, what does on the way less than tiny: it does not matter where
         # every state that emits the token gets far more. Where one gets nothing it may be impossible, or all has underflowed.
-        faint = (least < margin) | (least * total_before < precise)
-        needed = torch.where(faint, precise / total_before, precise)
-        vanishing = faint | (least * least_possible_move < tiny)
+        underflow_risk = (least < margin) | (least * total_before < precise)
+        needed = torch.where(underflow_risk, precise / total_before, precise)
+        vanishing = underflow_risk | (least * least_possible_move < tiny)
         small = ~begun & vanishing & (_least(moved, emits) < needed)
         joint = moved * emission[:, t]
         total = joint.sum(1)
@@ -74,8 +74,8 @@ def message_recursion(
         total_before = torch.where(inside, total.detach(), total_before)
         token_log_probs.append(torch.where(inside, total.log() + peak[:, t, 0], 0.0))
     # Of the token that follows nothing is known.
-    faint = (least < margin) | (least * total_before < precise)
-    underflow = underflow | (faint & (total_before * least_move < precise))
+    underflow_risk = (least < margin) | (least * total_before < precise)
+    underflow = underflow | (underflow_risk & (total_before * least_move < precise))
     log_last = torch.where(message > 0, message.clamp(min=tiny).log(), -torch.inf)
     return MessageRun(torch.stack(token_log_probs, dim=1), log_last, underflow)
 

@@ -21,7 +21,7 @@ from vlhmm.server.jobs import Choices, Piece, Read, Top, Writing
 from vlhmm.server.service import Service
 from vlhmm.server.texts import Stops, Writer, pieces
 
-SMALLEST = -9999.0
+MIN_LOG_PROB = -9999.0
 """Stands for -inf, which JSON lacks, as in vLLM."""
 
 
@@ -272,7 +272,7 @@ class LogProbs:
 
 
 def _finite(log_prob: float) -> float:
-    return max(log_prob, SMALLEST)
+    return max(log_prob, MIN_LOG_PROB)
 
 
 def _nobody(_: Any) -> None:

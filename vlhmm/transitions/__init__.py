@@ -7,7 +7,7 @@ from vlhmm.transitions.protocol import Transition
 from vlhmm.transitions.softmax import SoftmaxTransition
 from vlhmm.transitions.table import TableTransition, is_table, log_table
 
-KINDS: dict[str, type[Transition]] = {
+KINDS = {
     "table": TableTransition,
     "softmax": SoftmaxTransition,
     "block-factored": BlockFactoredTransition,

@@ -40,8 +40,8 @@ from vlhmm.ops.recursion.exponentials.kernel import finite_or_zero
 # A quarter of float32's exponents is left as a margin above its smallest number.
 TINY = tl.constexpr(4e-29)
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
-LARGEST_SLOPE = tl.constexpr(2.0**126)
-LARGEST_RATIO = tl.constexpr(2.0**112)
+MAX_SLOPE = tl.constexpr(2.0**126)
+MAX_RATIO = tl.constexpr(2.0**112)
 SMALLEST_PRECISE = tl.constexpr(2.0**-103)
 
 
@@ -150,7 +150,7 @@ def forward(
     if CHECK_MESSAGES:
         total_before = 1.0
         least_message = tl.min(tl.where(log_message > float("-inf"), message, 1.0), axis=0)
-        faint = tl.where(least_message < TINY, 1, 0)
+        underflow_risk = tl.where(least_message < TINY, 1, 0)
     tile_at = tiles + row[:, None] * K_PAD + state[None, :]
     if PARTS:
         predicted = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
@@ -193,16 +193,16 @@ def forward(
             if CHECK_MESSAGES:
                 # What underflowed in the message before brings a state at most 2^-126 over that one's total.
                 least_arrived = tl.min(tl.where(e > 0.0, arrived, 1.0), axis=0)
-                fading = (faint > 0) & (least_arrived * tl.minimum(total_before, 1.0) < SMALLEST_PRECISE)
+                underflows = (underflow_risk > 0) & (least_arrived * tl.minimum(total_before, 1.0) < SMALLEST_PRECISE)
                 least_sent = tl.min(tl.where(sent > 0.0, sent, 1.0), axis=0)
                 vanishing = least_sent * tl.load(least + 3 * at) < SMALLEST_NORMAL
                 vanishing = vanishing | (least_message * tl.load(least + 3 * at + 1) < SMALLEST_NORMAL)
-                fading = (fading | (vanishing & (least_arrived < SMALLEST_PRECISE))) & (init < 0)
-                low = tl.where(fading & (alive > 0.0), 1, low)
+                underflows = (underflows | (vanishing & (least_arrived < SMALLEST_PRECISE))) & (init < 0)
+                low = tl.where(underflows & (alive > 0.0), 1, low)
                 reached = (tl.where(init >= 0, alive, arrived) > 0.0) & (e > 0.0)
                 least_message = tl.min(tl.where(reached, message, 1.0), axis=0)
                 imprecise = (least_message < TINY) | (least_message * total < SMALLEST_PRECISE)
-                faint = tl.where(imprecise | (tl.load(least + 3 * at + 2) < TINY), 1, 0)
+                underflow_risk = tl.where(imprecise | (tl.load(least + 3 * at + 2) < TINY), 1, 0)
                 total_before = total
             alive = tl.where(possible, alive, 0.0)
             tl.store(alpha + at * K + state, message, mask=inside)
@@ -222,16 +222,16 @@ def forward(
     log_message = tl.where(reached, tl.log(tl.where(reached, message, 1.0)), float("-inf"))
     tl.store(log_last + b * K + state, log_message, mask=inside)
     if CHECK_MESSAGES:
-        low = tl.where(alive > 0.0, tl.maximum(low, faint), low)
+        low = tl.where(alive > 0.0, tl.maximum(low, underflow_risk), low)
     tl.store(underflow + b, low > 0)
 
 
 @triton.jit
 @no_type_check
-def held(value, LARGEST: tl.constexpr):
+def held(value, LIMIT: tl.constexpr):
     """0 where float32 could not hold it, or the sum of several: a state that has all but faded and yet comes back is left out.
     NaN stays, to be seen."""
-    return tl.where(tl.abs(value) > LARGEST, 0.0, value)
+    return tl.where(tl.abs(value) > LIMIT, 0.0, value)
 
 
 @triton.jit
@@ -241,7 +241,7 @@ def slope_at_end(last_cotangent, here, b, state, inside, K):
     slope = tl.zeros_like(here)
     if last_cotangent is not None:
         asked = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
-        slope = held(tl.where(here > 0.0, asked / tl.where(here > 0.0, here, 1.0), 0.0), LARGEST_SLOPE)
+        slope = held(tl.where(here > 0.0, asked / tl.where(here > 0.0, here, 1.0), 0.0), MAX_SLOPE)
     return slope
 
 
@@ -306,7 +306,7 @@ def backward(
         # What cannot be has no gradient, whatever was asked of it.
         rising = tl.where(here > 0.0, slope + (cotangent - passed), 0.0)
         # A total of 0 leaves no state reached. From the first piece on it is the ratio.
-        ratio = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), LARGEST_RATIO)
+        ratio = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), MAX_RATIO)
         slope = tl.where(chunk == 0, ratio, slope)
         part = slope
         if CHUNKS > 1:
@@ -320,7 +320,7 @@ def backward(
             if PARTS:
                 found = tl.sum(average, axis=1)
             tl.store(mean + at * K + state, found, mask=inside)
-            slope = held(w * found, LARGEST_SLOPE)
+            slope = held(w * found, MAX_SLOPE)
             passed = tl.where((init < 0) & (total > 0.0), cotangent, 0.0)
             average = tl.zeros_like(average)
 
@@ -373,7 +373,7 @@ def conclude(
     flow = leaving * average
     here = tl.load(alpha + n * K + state, mask=within, other=0.0)
     slope = tl.load(weight + (n + 1) * K + state, mask=following, other=0.0)
-    slope = held(slope * tl.load(mean + (n + 1) * K + state, mask=following, other=0.0), LARGEST_SLOPE)
+    slope = held(slope * tl.load(mean + (n + 1) * K + state, mask=following, other=0.0), MAX_SLOPE)
     if t + 1 == length:
         slope = slope_at_end(last_cotangent, here, b, state, inside, K)
     cotangent = tl.load(token_cotangent + n)
@@ -381,7 +381,7 @@ def conclude(
     total = tl.load(totals + n, mask=t < length, other=0.0)
     e = tl.load(emission + n * K + state, mask=within, other=0.0)
     tl.store(sent + n * K + state, leaving, mask=inside)
-    rising_per_total = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), LARGEST_RATIO)
+    rising_per_total = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), MAX_RATIO)
     tl.store(ratio + n * K + state, rising_per_total, mask=inside)
     tl.store(posterior + n * K + state, here * rising, mask=inside)
     tl.store(mean + n * K + state, average, mask=inside & (t >= length))

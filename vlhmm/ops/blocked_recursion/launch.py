@@ -19,7 +19,7 @@ from vlhmm.ops.rounding import logit_product
 from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
-LARGEST_STATES = 1024
+MAX_STATES = 1024
 """The most states of a group: a row of a tile is held whole by one program."""
 
 # What one program may hold of a tile: 64 numbers a thread, in 8 warps.
@@ -63,10 +63,10 @@ class Cut:
 
 
 def cut_for(num_states: int, precision: Precision) -> Cut:
-    if num_states > LARGEST_STATES:
+    if num_states > MAX_STATES:
         raise ValueError(
             f"a group has {num_states} states, but the GPU kernels of the blocked recursion take at most "
-            f"{LARGEST_STATES}; use more blocks, or the dense recursion"
+            f"{MAX_STATES}; use more blocks, or the dense recursion"
         )
     states = max(16, power_of_2(num_states))
     rows = max(16, min(states, TILE_NUMBERS // states))

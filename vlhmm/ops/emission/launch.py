@@ -17,10 +17,10 @@ from vlhmm.ops.rounding import logit_product
 from vlhmm.ops.sizes import block_size, cdiv
 from vlhmm.precision import Precision
 
-FEWEST_PROGRAMS = 264
+MIN_PROGRAMS = 264
 """Two for each multiprocessor of an H200."""
 
-FEWEST_WORDS = 256
+MIN_WORDS = 256
 """Of a part of a vocabulary: fewer would cost more to add up than to multiply."""
 
 
@@ -205,7 +205,7 @@ def emit_gradients(
     )
     grid = cdiv(num_states, block_states), cdiv(width, block_features)
     # One group's few programs would walk over the whole vocabulary: parts of it are taken for groups, and added up.
-    spans = _parts(words, FEWEST_PROGRAMS // (grid[0] * grid[1])) if _one_group(layout) else layout.spans
+    spans = _parts(words, MIN_PROGRAMS // (grid[0] * grid[1])) if _one_group(layout) else layout.spans
     d_emit = words.new_empty(spans.shape[0] * num_states, width)
     kernel.make_d_emit[spans.shape[0], *grid](
         *(d_logits, words, layout.words, spans, d_emit, num_states, width),
@@ -228,7 +228,7 @@ def _one_group(layout: WordLayout) -> bool:
 def _parts(words: Float[Tensor, "X H"], most: int) -> Int[Tensor, "N 3"]:
     """The words of one group cut into parts, as `spans` has groups."""
     num_words = words.shape[0]
-    size = max(FEWEST_WORDS, cdiv(num_words, max(1, most)))
+    size = max(MIN_WORDS, cdiv(num_words, max(1, most)))
     part = torch.arange(cdiv(num_words, size), device=words.device, dtype=torch.int32)
     return torch.stack([part, part * size, (num_words - part * size).clamp(max=size)], dim=1)
 

@@ -11,15 +11,15 @@ from vlhmm.ops.max_product.kept import KeptScores
 from vlhmm.ops.max_product.scores import ScoresBefore
 from vlhmm.ops.recursion.factors import Factors
 
-__all__ = ["Way", "max_product", "trace"]
+__all__ = ["Backtrace", "max_product", "trace"]
 
-Way = ScoresBefore | KeptScores
+Backtrace = ScoresBefore | KeptScores
 """What a forward pass keeps for the backtrace."""
 
 
 def max_product(
     factors: Factors, keep_backtrace: bool
-) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], Way | None]:
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], Backtrace | None]:
     """The gain at each position of the best score, the last scores (their best is 0), and what the backtrace needs if it is asked for.
 
     Scores are relative to the best one; the gains sum to the best path's log-probability.
@@ -35,13 +35,15 @@ def _kernels_take(factors: Factors) -> bool:
     return factors.log_tiles.shape[0] == 1 and dispatch.MAX_PRODUCT.serve(factors.log_emission)
 
 
-def trace(factors: Factors, way: Way, last_slot: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+def trace(
+    factors: Factors, backtrace: Backtrace, last_slot: Int[Tensor, " B"]
+) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
     """The best path that ends in `last_slot`, -1 past the length, and its slot before position 0.
 
     Of equal predecessors the first one counts.
     """
-    if isinstance(way, KeptScores):
+    if isinstance(backtrace, KeptScores):
         from vlhmm.ops.max_product import dense
 
-        return dense.trace(factors.init_of, factors.lengths, way, last_slot)
-    return scores.trace(factors, way, last_slot)
+        return dense.trace(factors.init_of, factors.lengths, backtrace, last_slot)
+    return scores.trace(factors, backtrace, last_slot)

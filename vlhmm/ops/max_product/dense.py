@@ -141,18 +141,18 @@ def best_scores(
 
 
 def trace(
-    init_of: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], way: KeptScores, last_slot: Int[Tensor, " B"]
+    init_of: Int[Tensor, "B T"], lengths: Int[Tensor, " B"], backtrace: KeptScores, last_slot: Int[Tensor, " B"]
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
     """The best path that ends in `last_slot`, -1 past the length, and its slot before position 0."""
-    _, row_tiles, padded, rows = way.scores.shape
+    _, row_tiles, padded, rows = backtrace.scores.shape
     size, length = init_of.shape
     path = torch.empty(size, length, dtype=torch.int64, device=lengths.device)
     first_slot = torch.empty_like(last_slot)
     kernel.trace_path[(size,)](
-        *(way.scores, way.tile, init_of.contiguous(), lengths, last_slot.contiguous()),
+        *(backtrace.scores, backtrace.tile, init_of.contiguous(), lengths, last_slot.contiguous()),
         *(path, first_slot, length, row_tiles, padded),
         ROWS=rows,
-        COLUMNS=way.tile.shape[2],
+        COLUMNS=backtrace.tile.shape[2],
         BLOCK=min(2048, power_of_2(padded)),
         num_warps=4,
     )

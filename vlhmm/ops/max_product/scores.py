@@ -96,7 +96,7 @@ def _best_own_move(
 
 
 def trace(
-    factors: Factors, way: ScoresBefore, last_slot: Int[Tensor, " B"]
+    factors: Factors, backtrace: ScoresBefore, last_slot: Int[Tensor, " B"]
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
     """The best path that ends in `last_slot`, -1 past the length, and its slot before position 0."""
     here, within, begun = last_slot, factors.within(), factors.init_of >= 0
@@ -104,13 +104,13 @@ def trace(
     slots = torch.empty_like(factors.tile_of)
     for t in range(factors.num_positions - 1, -1, -1):
         slots[:, t] = here
-        if way.log_tiles_into.shape[0] == 1:
-            log_into = way.log_tiles_into[0].index_select(0, here)
+        if backtrace.log_tiles_into.shape[0] == 1:
+            log_into = backtrace.log_tiles_into[0].index_select(0, here)
         else:
-            log_into = way.log_tiles_into[factors.tile_of[:, t], here]
-        scores = way.log_before[:, t] + log_into
+            log_into = backtrace.log_tiles_into[factors.tile_of[:, t], here]
+        scores = backtrace.log_before[:, t] + log_into
         if any_begun[t]:
-            scores = torch.where(begun[:, t, None], way.log_before[:, t], scores)
+            scores = torch.where(begun[:, t, None], backtrace.log_before[:, t], scores)
         before = scores.argmax(1)
         here = torch.where(within[:, t], before, here) if t >= shortest else before
     return torch.where(within, slots, -1), here

@@ -14,14 +14,14 @@ from vlhmm.ops.recursion.product import PRODUCT_WIDENS
 from vlhmm.ops.sizes import cdiv, multiprocessors, power_of_2
 from vlhmm.precision import Precision
 
-Method = Literal["resident", "persistent", "launches", "library"]
+Method = Literal["resident", "persistent", "launches", "cublas"]
 """One kernel for all positions, each program with its part of the tile; the same, reading the tile at each step; that one launched
 for each position; or a cuBLAS product and a kernel for the rest."""
 
-LARGEST_PERSISTENT = 8192
+MAX_PERSISTENT_STATES = 8192
 """Measured on one H200: 2.2 ms against 4.8 for 4,096 states where Python launches each product."""
 
-LARGEST_PERSISTENT_IN_GRAPH = 1024
+MAX_PERSISTENT_STATES_IN_GRAPH = 1024
 """A graph's launches cost little: cuBLAS takes 0.85 ms against 1.16 for 2,048 states and 1.75 against 1.99 for 4,096; for
 1,024 it takes 0.65 against 0.62."""
 
@@ -54,7 +54,7 @@ RESIDENT_TILINGS: tuple[Tiling, ...] = (Tiling(16, 64, 0, 4, 1), Tiling(32, 64, 
 SPARE_BYTES = 4 << 10
 """Of a program's shared memory, beside its part of the tile and a message."""
 
-LIBRARY_TILING = Tiling(4, 512, 16, 4, 1)
+CUBLAS_TILING = Tiling(4, 512, 16, 4, 1)
 """Where cuBLAS makes the product, a program has only whole rows to read and write."""
 
 
@@ -89,13 +89,15 @@ def meet(programs: int, device: torch.device) -> bool:
 def method_for(size: int, states: int, device: torch.device, precision: Precision, *, in_graph: bool = False) -> Method:
     """The fastest; `in_graph`: where launches cost little."""
     if not cooperative_kernels_allowed():
-        return "library" if precision == "bf16" and PRODUCT_WIDENS else "launches"
+        return "cublas" if precision == "bf16" and PRODUCT_WIDENS else "launches"
     if _resident_tiling(size, states, device, precision) is not None:
         return "resident"
     if precision != "bf16" or not PRODUCT_WIDENS:
-        # The library cannot be told for one product alone what it may read.
-        return "persistent" if states <= LARGEST_PERSISTENT else "launches"
-    return "persistent" if states <= (LARGEST_PERSISTENT_IN_GRAPH if in_graph else LARGEST_PERSISTENT) else "library"
+        # cuBLAS has no setting of precision for one product alone.
+        return "persistent" if states <= MAX_PERSISTENT_STATES else "launches"
+    return (
+        "persistent" if states <= (MAX_PERSISTENT_STATES_IN_GRAPH if in_graph else MAX_PERSISTENT_STATES) else "cublas"
+    )
 
 
 def _resident_tiling(size: int, states: int, device: torch.device, precision: Precision) -> Tiling | None:
@@ -113,8 +115,8 @@ def _resident_tiling(size: int, states: int, device: torch.device, precision: Pr
 
 def tiling_for(size: int, states: int, device: torch.device, precision: Precision, method: Method) -> Tiling:
     """The smallest that needs no second round of programs, else the largest."""
-    if method == "library":
-        return LIBRARY_TILING
+    if method == "cublas":
+        return CUBLAS_TILING
     if method == "resident":
         return _resident_tiling(size, states, device, "bf16") or RESIDENT_TILINGS[-1]
     programs = multiprocessors(device)

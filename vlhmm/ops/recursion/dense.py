@@ -153,7 +153,7 @@ def forward(
     if method == "resident":
         steps = resident.forward_steps
         _launch_resident(steps, arguments, sizes, length, length + 1, tiling, waiting.FORWARD_RESIDENT, KEEP=keep)
-    elif method == "library":
+    elif method == "cublas":
         for t in range(length + 1):
             made = product(operand[t % 2], prepared.tile, precision) if t < length else messages
             _launch(
@@ -225,7 +225,7 @@ def backward(
             *(resident.backward_steps, arguments, sizes, length + 1, length + 1, tiling, waiting.BACKWARD_RESIDENT),
             NONNEGATIVE=nonnegative,
         )
-    elif method == "library":
+    elif method == "cublas":
         for step in range(length + 1):
             made = product(ratio[length - step], prepared.tile.T, precision) if step else flow
             _launch(
@@ -351,7 +351,7 @@ def _launch(
             INNER=tiling.inner,
             INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
             PERSISTENT=method == "persistent",
-            FUSED=method != "library",
+            FUSED=method != "cublas",
             OPERATION=operation,
             **options,
         )

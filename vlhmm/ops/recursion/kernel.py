@@ -41,9 +41,9 @@ from vlhmm.ops.recursion.exponentials.kernel import (
 from vlhmm.ops.rounding.kernel import nearest_tf32
 from vlhmm.ops.waiting.kernel import wait_for_count
 
-LARGEST_TOTAL = tl.constexpr(2.0**100)
-LARGEST_VALUE = tl.constexpr(2.0**126)
-LARGEST_RATIO = tl.constexpr(2.0**112)
+MAX_TOTAL = tl.constexpr(2.0**100)
+MAX_VALUE = tl.constexpr(2.0**126)
+MAX_RATIO = tl.constexpr(2.0**112)
 # Of a sum of products: above the first as precise as any, above the second also where messages have underflowed.
 SMALLEST_PRECISE = tl.constexpr(2.0**-103)
 OUTWEIGHS = tl.constexpr(2.0**-71)
@@ -60,7 +60,7 @@ def inverse_of(total, divides):
 @no_type_check
 def reached_by(message, backed):
     """The states that take part in the backward pass. NaN stays, to be seen."""
-    return (message > 0) & ~(tl.abs(backed) > LARGEST_VALUE)
+    return (message > 0) & ~(tl.abs(backed) > MAX_VALUE)
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def reached_by(message, backed):
 def carried_back(value, weight, carries):
     """value x weight where that can be held, else 0; NaN stays, to be seen."""
     r = value * weight
-    return tl.where(carries & ~(tl.abs(r) > LARGEST_RATIO), r, 0.0)
+    return tl.where(carries & ~(tl.abs(r) > MAX_RATIO), r, 0.0)
 
 
 @triton.jit
@@ -299,21 +299,23 @@ def finish(
         log_total = tl.log(tl.where(large, total / (LIFT * LIFT), tl.where(total > 0, total, 1.0)))
         log_total -= tl.where(large, 0.0, 2 * LOG_LIFT)
         token = tl.where(total > 0, log_total + shift, float("-inf"))
-        token = tl.where(total < LARGEST_TOTAL, token, float("nan"))
+        token = tl.where(total < MAX_TOTAL, token, float("nan"))
         token = tl.where(within, token, 0.0)
         whole += token.to(tl.float64)
         tl.store(token_log_probs + row * num_positions + t, token, mask=in_text)
         tl.store(scale + row * num_positions + t, tl.where(within, total, 1.0), mask=in_text)
         predicted = tl.minimum(predicted, 1.0) * total_before
-        faint = low_before < tl.maximum(SMALLEST_MESSAGE * total_before, SMALLEST_PRECISE)
+        underflow_risk = low_before < tl.maximum(SMALLEST_MESSAGE * total_before, SMALLEST_PRECISE)
         vanishing = tl.minimum(low_before, 1.0) * least_move < SMALLEST_NORMAL
-        fading = (faint & (predicted < OUTWEIGHS)) | (vanishing & (predicted < SMALLEST_PRECISE))
-        fading = fading & within & (init < 0)
+        underflows = (underflow_risk & (predicted < OUTWEIGHS)) | (vanishing & (predicted < SMALLEST_PRECISE))
+        underflows = underflows & within & (init < 0)
         # Of the word that follows the last nothing is known.
-        faint = low < tl.maximum(SMALLEST_MESSAGE * total, SMALLEST_PRECISE)
-        fading = fading | ((t + 1 == length) & faint & (total * lowest_move < OUTWEIGHS))
+        underflow_risk = low < tl.maximum(SMALLEST_MESSAGE * total, SMALLEST_PRECISE)
+        underflows = underflows | ((t + 1 == length) & underflow_risk & (total * lowest_move < OUTWEIGHS))
         lost = within & (total < SMALLEST_TOTAL)
-        underflow_level = tl.maximum(underflow_level, tl.max(tl.maximum(fading.to(tl.int32), 2 * lost.to(tl.int32)), 0))
+        underflow_level = tl.maximum(
+            underflow_level, tl.max(tl.maximum(underflows.to(tl.int32), 2 * lost.to(tl.int32)), 0)
+        )
     tl.store(log_prob + row, tl.sum(whole, 0).to(tl.float32))
     tl.store(underflow + row, underflow_level.to(tl.int8))
 

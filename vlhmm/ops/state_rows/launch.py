@@ -11,7 +11,7 @@ from vlhmm.ops.state_rows import kernel
 
 TILE_NUMBERS = 1 << 11
 """What one program moves: 16 numbers a thread, in 4 warps."""
-WIDEST = 512
+MAX_COLUMNS = 512
 """Columns of a program."""
 
 
@@ -99,6 +99,6 @@ def _add_others(
 
 def _cut(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The programs, and how many rows and columns each of them takes."""
-    columns = block_size(width, WIDEST)
+    columns = block_size(width, MAX_COLUMNS)
     rows = TILE_NUMBERS // columns
     return (cdiv(num_rows, rows), cdiv(width, columns)), {"ROWS": rows, "BLOCK_H": columns}

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlhmm.ops.sizes import block_size
 from vlhmm.ops.table_softmax import kernel
 
-WIDEST = 4096
+MAX_COLUMNS = 4096
 """Columns that a program takes at once: 16 numbers a thread, in 8 warps."""
 
 
@@ -21,7 +21,7 @@ def forward(
     log_prob = logits.new_empty(rows.shape[0], num_chosen)
     kernel.normalize[(rows.shape[0],)](
         *(logits, rows, columns, log_prob, logits.shape[1], num_chosen),
-        BLOCK=block_size(num_chosen, WIDEST),
+        BLOCK=block_size(num_chosen, MAX_COLUMNS),
         num_warps=8,
     )
     return log_prob
@@ -41,12 +41,12 @@ def backward(
     d_logits = grad.new_empty(shape)
     kernel.write_back[(num_rows,)](
         *(grad, log_prob, row_of, column_of, d_logits, num_columns, num_chosen),
-        BLOCK=block_size(num_columns, WIDEST),
+        BLOCK=block_size(num_columns, MAX_COLUMNS),
         num_warps=8,
     )
     kernel.add_again[(rows.shape[0],)](
         *(grad, log_prob, rows, row_of, columns, d_logits, num_columns, num_chosen),
-        BLOCK=block_size(num_chosen, WIDEST),
+        BLOCK=block_size(num_chosen, MAX_COLUMNS),
         num_warps=8,
     )
     return d_logits

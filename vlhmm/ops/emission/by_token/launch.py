@@ -22,9 +22,9 @@ MULTIPROCESSORS = 132
 ROWS, COLUMNS = 16, 128
 """Of a table, that a program takes at once."""
 PARTS_PER_COLUMNS = 8 * MULTIPROCESSORS
-FEWEST_ROWS = 32
+MIN_ROWS = 32
 """Of a part: fewer would cost more to add up."""
-WIDEST = 512
+MAX_COLUMNS = 512
 """Columns of a program that takes one row."""
 
 TOKENS, STATES, FEATURES = 64, 128, 128
@@ -63,7 +63,7 @@ def operand(values: Float[Tensor, "N H"], precision: Precision) -> Float[Tensor,
 def column_log_sums(table: Float[Tensor, "X K"]) -> Float[Tensor, " K"]:
     """log sum exp over the rows."""
     num_rows, width = table.shape
-    part_rows = _part(num_rows, PARTS_PER_COLUMNS // cdiv(width, COLUMNS), FEWEST_ROWS)
+    part_rows = _part(num_rows, PARTS_PER_COLUMNS // cdiv(width, COLUMNS), MIN_ROWS)
     num_parts = cdiv(num_rows, part_rows)
     of_parts = torch.empty(num_parts, width, device=table.device)
     kernel.log_sums[num_parts, cdiv(width, COLUMNS)](
@@ -84,7 +84,7 @@ def rows_of_table(
     rows = torch.empty(tokens.shape[0], width, device=logits.device)
     kernel.rows_of_table[(tokens.shape[0],)](
         *(logits, tokens, log_normalizer, rows, num_words, width),
-        BLOCK_K=block_size(width, WIDEST, least=16),
+        BLOCK_K=block_size(width, MAX_COLUMNS, least=16),
         num_warps=2,
     )
     return rows
@@ -118,7 +118,7 @@ def table_gradient(
     tokens: Int[Tensor, " N"],
 ) -> Float[Tensor, "X K"]:
     (num_tokens, width), num_words = grad.shape, logits.shape[0]
-    part_rows = _part(num_tokens, PARTS_PER_COLUMNS // cdiv(width, COLUMNS), FEWEST_ROWS)
+    part_rows = _part(num_tokens, PARTS_PER_COLUMNS // cdiv(width, COLUMNS), MIN_ROWS)
     num_parts = cdiv(num_tokens, part_rows)
     of_parts = torch.empty(num_parts, width, device=grad.device)
     kernel.sums[num_parts, cdiv(width, COLUMNS)](
@@ -126,7 +126,7 @@ def table_gradient(
     )
     order, bounds = positions_by_word(tokens, num_words)
     d_logits = torch.empty(num_words, width, device=grad.device)
-    columns = block_size(width, WIDEST, least=16)
+    columns = block_size(width, MAX_COLUMNS, least=16)
     kernel.table_gradient[num_words, cdiv(width, columns)](
         *(grad, order, bounds, logits, log_normalizer, _minus_sum(of_parts), d_logits, width),
         ROWS=ROWS,

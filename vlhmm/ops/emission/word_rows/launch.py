@@ -11,7 +11,7 @@ from vlhmm.ops.sizes import block_size, cdiv
 
 NUMBERS_AT_ONCE = 8192
 """Of a program: as many rows as have so many, up to 128."""
-WIDEST = 512
+MAX_COLUMNS = 512
 """Columns of a program."""
 COUNTED, ADDED, ORDERED, COMPARED = 128, 2048, 32, 128
 """Positions of a program, words of one, places of one, and with how many each is compared at once."""
@@ -21,7 +21,7 @@ def gather(per_word: Float[Tensor, "X K"], words: Int[Tensor, " N"]) -> Float[Te
     num_words, width = per_word.shape
     rows = torch.empty(words.shape[0], width, dtype=per_word.dtype, device=per_word.device)
     kernel.copy_rows[(words.shape[0],)](
-        per_word, words, rows, num_words, width, BLOCK_K=block_size(width, WIDEST), num_warps=2
+        per_word, words, rows, num_words, width, BLOCK_K=block_size(width, MAX_COLUMNS), num_warps=2
     )
     return rows
 
@@ -31,7 +31,7 @@ def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words:
     width = rows.shape[1]
     order, bounds = positions_by_word(words, num_words)
     per_word = torch.empty(num_words, width, dtype=rows.dtype, device=rows.device)
-    columns = block_size(width, WIDEST)
+    columns = block_size(width, MAX_COLUMNS)
     kernel.sum_rows[num_words, cdiv(width, columns)](
         *(rows, order, bounds, per_word, width), ROWS=min(128, NUMBERS_AT_ONCE // columns), BLOCK_K=columns, num_warps=4
     )
