@@ -67,7 +67,7 @@ def test_a_checksum_can_be_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
         read_tensors(tmp_path / "x")
 
 
-def test_the_first_edition_is_read_with_a_notice(tmp_path: Path) -> None:
+def test_a_file_of_version_0_1_is_read_with_a_notice(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "x", {"format": "vlhmm", "version": "1"})
     with pytest.warns(UncheckedFileWarning, match="has no checksum"):
         tensors, _ = read_tensors(tmp_path / "x")
@@ -78,8 +78,8 @@ def test_the_first_edition_is_read_with_a_notice(tmp_path: Path) -> None:
     ("metadata", "message"),
     [
         ({"format": "vlhmm", "version": "2"}, "lacks its checksum"),
-        ({"format": "vlhmm", "version": "3"}, "of edition 3"),
-        ({"format": "vlhmm"}, "of edition None"),
+        ({"format": "vlhmm", "version": "3"}, "has file version 3"),
+        ({"format": "vlhmm"}, "has file version None"),
         ({"format": "pt", "version": "1"}, "another program"),
         (None, "another program"),
     ],

@@ -38,7 +38,7 @@ class Graphed(Generic[Result]):
     """Work that is run eagerly a few times, then captured as a CUDA graph, then replayed; always eagerly on a CPU.
 
     The work reads and writes tensors of fixed place. It comes with each call and is not kept: an object that has a `Graphed` of
-    its own methods would hold a GPU's memory until Python looks for cycles. What it returns is given back; a replay gives what
+    its own methods would hold a GPU's memory until Python looks for cycles. Its result is returned; a replay returns what
     the captured work returned, tensors of fixed place again.
 
     Work differs by a key, as a rule the shape of what it reads: each key has its eager calls and its graph. The graphs of all keys
@@ -105,7 +105,7 @@ class Graphed(Generic[Result]):
         return key in self._captured and self._captured[key].graph is not None
 
     def forget(self) -> None:
-        """Gives up all graphs with their memory, and begins to count anew."""
+        """Frees all graphs and their memory, and resets the counts."""
         if self._device.type == "cuda" and any(own.graph is not None for own in self._captured.values()):
             # Their memory is given back while nothing runs in it. The whole device must not be waited for while another thread captures.
             torch.cuda.current_stream(self._device).synchronize()

@@ -76,7 +76,7 @@ class OtherRankError(RuntimeError):
 
 
 def launched() -> bool:
-    """torchrun, or whoever sets the same environment variables, has started this process."""
+    """torchrun, or another launcher with the same environment variables, has started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
@@ -205,7 +205,7 @@ def _claim(here: World, error: BaseException) -> None:
         _store().wait(["vlhmm/error"], timedelta(seconds=ROLL_CALL_SECONDS))
         other = _other_rank_error()
     except RuntimeError:
-        # Nobody is left to be told.
+        # No other rank is left.
         return
     raise other from error
 

@@ -69,7 +69,7 @@ class HMMScorer:
     def quick(self) -> HMMScorer:
         """The same with tf32 for float32: products by matrix units, and log p is off by 3e-5 at most.
 
-        For whoever decides by a perplexity, or scores much text: in float32 the training text takes longer than an epoch.
+        For decisions by perplexity, and for much text: in float32 scoring the training text takes longer than an epoch.
         """
         if self.tables.precision != "highest" or self.tables.device.type != "cuda":
             return self
@@ -226,7 +226,7 @@ def scored_windows(
     independent: int = 0,
     here: World = ALONE,
 ) -> Iterator[tuple[int, float]]:
-    """How many tokens each window scored, and their log-probability: for whoever shows progress. Of several ranks each has its own."""
+    """How many tokens each window scored, and their log-probability, to show progress. Of several ranks each has its own."""
     if not len(tokens):
         raise ValueError("0 tokens to score, at least 1 is needed")
     if independent < 0 or (independent and streams > 1):
@@ -254,7 +254,7 @@ def scored_windows(
 def _one_stream(scorer: Scorer[Any], tokens: Tokens, window: int, here: World) -> Iterator[tuple[int, float]]:
     """Windows of one text, each from what the one before has left."""
     first, end = _windows_of_rank(scorer, tokens, window, here)
-    # What comes before the first window is read for what is believed there.
+    # What comes before the first window is read for the belief there.
     state = None
     for number in range(_begin_of(scorer, tokens, window, first) if first < end else end, end):
         ids = torch.from_numpy(tokens.ids[number * window : (number + 1) * window].astype(np.int64))[None]

@@ -225,7 +225,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
     def perplexity(self, tokens: str | Texts | Tokens, *, eos: bool = False) -> float | list[float]:
         """Compute exp(-log p(x) / number of tokens) of a text.
 
-        A `str` is read as `score` reads it, each of a list by itself. `Tokens` are one exact stream from one cold start, with
+        A `str` is read as `score` reads it, each of a list separately. `Tokens` are one exact stream from one cold start, with
         the EOS tokens that they hold, as corpora are evaluated.
 
         Args:
@@ -787,7 +787,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
 
     @cached_property
     def _opening(self) -> Belief | None:
-        """What is believed before the first token of a text."""
+        """The belief before the first token of a text."""
         eos = self.tokenizer.eos_id
         if eos is None or self.hmm.tables.reset_token is not None:
             return None

@@ -1,4 +1,4 @@
-"""Precision: what the matrix products on a GPU read. Whoever makes tables says it, in a `Numerics`.
+"""Precision: what the matrix products on a GPU read. The caller passes it as a `Numerics`.
 
 Kernels are told at each call. The products of networks are those of cuBLAS, and what it reads of float32 is a setting of the whole
 process, looked at when a product is launched or captured: `float32_products` owns it. A graph that is replayed needs none of it.
@@ -64,12 +64,12 @@ _Setting = Literal["high", "highest"]
 
 _changed = threading.Condition()
 _waiting: deque[object] = deque()
-"""Threads that want a setting, in the order in which they came: nobody waits for ever."""
+"""FIFO queue of waiting threads."""
 _holders = 0
 _setting: _Setting = "highest"
-"""Of those that hold it."""
+"""Setting of the threads that hold it."""
 _before = ""
-"""What the process read when nobody held it."""
+"""Setting when no thread holds it."""
 _of_this_thread = threading.local()
 
 

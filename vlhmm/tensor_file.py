@@ -1,4 +1,4 @@
-"""One safetensors file of ours: tensors, text beside them, and a SHA-256 of both. Never pickled.
+"""One safetensors file of vlhmm: tensors, text beside them, and a SHA-256 of both. Never pickled.
 
 The checksum stands in the file's own metadata, so that file and checksum take their place in one rename.
 """
@@ -26,8 +26,8 @@ from vlhmm.data.json_file import one_line
 from vlhmm.memory import require_memory
 
 FORMAT = "vlhmm"
-FIRST_EDITION, EDITION = "1", "2"
-"""In a file's metadata under "version". The first edition has no checksum; both are laid out alike."""
+UNCHECKED_VERSION, FILE_VERSION = "1", "2"
+"""In a file's metadata under "version". Files of version 1, of vlhmm 0.1, have no checksum; the layout is the same."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -77,9 +77,9 @@ def read_tensor_header(path: Path) -> TensorHeader:
         ) from None
     if metadata.get("format") != FORMAT:
         raise FolderError(f"{path} does not say it is a {FORMAT} file: it is another program's")
-    if metadata.get("version") not in (FIRST_EDITION, EDITION):
+    if metadata.get("version") not in (UNCHECKED_VERSION, FILE_VERSION):
         raise FolderError(
-            f"{path} is of edition {one_line(metadata.get('version'), 80)}, this vlhmm reads {FIRST_EDITION} and {EDITION}: update vlhmm"
+            f"{path} has file version {one_line(metadata.get('version'), 80)}, this vlhmm reads {UNCHECKED_VERSION} and {FILE_VERSION}: update vlhmm"
         )
     for name, dtype in types.items():
         if dtype not in DTYPES:
@@ -90,15 +90,15 @@ def read_tensor_header(path: Path) -> TensorHeader:
 
 
 def read_tensors(path: Path, *, verify: bool | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file of ours, and its metadata.
+    """All tensors of a file of vlhmm, and its metadata.
 
-    `verify` compares them with the file's checksum; None: unless `VLHMM_VERIFY` is 0. A file of the first edition has none,
-    which is told by an `UncheckedFileWarning`.
+    `verify` compares them with the file's checksum; None: unless `VLHMM_VERIFY` is 0. A file of vlhmm 0.1 has none, and is
+    read with an `UncheckedFileWarning`.
     """
     header = read_tensor_header(path)
     verify = verify_wanted(verify)
     recorded = header.metadata.get("sha256")
-    if recorded is None and header.metadata["version"] != FIRST_EDITION:
+    if recorded is None and header.metadata["version"] != UNCHECKED_VERSION:
         raise FolderError(f"{path} lacks its checksum: it was changed by another program; restore it")
     require_memory(
         header.num_bytes, str(path), "free some, or read it on a machine with more memory", torch.device("cpu")
@@ -124,7 +124,7 @@ def read_tensors(path: Path, *, verify: bool | None = None) -> tuple[dict[str, T
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """One file of tensors with text beside them and the checksum of all, whole or not at all."""
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    about = {"format": FORMAT, "version": EDITION, **metadata}
+    about = {"format": FORMAT, "version": FILE_VERSION, **metadata}
     about["sha256"] = content_sha256(contiguous, about)
     with atomic_path(path) as partial:
         # Not by way of bytes in memory: to put gigabytes of them together takes several times as long, and holds up all threads.

@@ -194,7 +194,7 @@ class BuysHMM(nn.Module):
         every_weight = (inputs - inputs.detach().amax(-1, keepdim=True)).exp()
         normalisers = (every_weight @ rows.T).clamp_min(MIN_SHARE).unbind(1)
         weights = every_weight.unbind(1)
-        # A belief of nothing but zeros would stay so for ever.
+        # A belief of zeros would stay zero.
         tiny = torch.finfo(rows.dtype).tiny
         return lambda belief, position: weights[position] * ((belief / normalisers[position]) @ rows) + tiny
 

@@ -45,7 +45,7 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF
 
 
 class _PipeClosedError(Exception):
-    """Whoever read our output has heard enough."""
+    """Stdout was closed by its reader."""
 
 
 class _InterruptedError(Exception):
@@ -134,7 +134,7 @@ def main(commands: typer.Typer = app, prog_name: str = "vlhmm") -> int:
         _drop_closed_pipes()
         return 0
     except SystemExit as ended:
-        # rich ends the process so when the reader of --help has heard enough; no command of ours does.
+        # rich exits so when the reader of --help has closed stdout; no command of this package does.
         _drop_closed_pipes()
         return 0 if ended.code == 1 else int(ended.code or 0)
     except (Exception, KeyboardInterrupt) as error:
@@ -179,7 +179,7 @@ def _show_warning(
 
 
 def _report(error: BaseException) -> int:
-    """One line for what the user can mend; anything else is a defect of ours and is raised on."""
+    """One line for what the user can correct; anything else is a bug and is raised again."""
     if said_nothing(error):
         return 2
     line = _expected(error)

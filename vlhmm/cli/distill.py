@@ -61,7 +61,7 @@ def distill(
         typer.Option(
             "--text",
             metavar="CORPUS",
-            help="Learn from this text, as the teacher reads it; left out: from text that the teacher writes.",
+            help="Learn from this text, as the teacher reads it; default: from text that the teacher generates.",
         ),
     ] = None,
     teacher_tokens: Annotated[
@@ -96,7 +96,7 @@ def distill(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="One prompt a line, as a user's message; left out: text from its beginning.",
+            help="One prompt a line, as a user's message; default: text from its beginning.",
         ),
     ] = None,
     samples: Annotated[

@@ -28,7 +28,7 @@ SourceArgument = Annotated[
     typer.Argument(
         metavar="CORPUS|FILE",
         show_default=False,
-        help="A corpus, a text file, or `-` for stdin; left out: the corpus it was trained on.",
+        help="A corpus, a text file, or `-` for stdin; default: the corpus it was trained on.",
     ),
 ]
 
@@ -46,7 +46,7 @@ def evaluate_text(
     source: SourceArgument = None,
     split: Annotated[
         Split | None,
-        typer.Option("--split", show_default=False, help="Which part of a corpus, test if not said; a file has none."),
+        typer.Option("--split", show_default=False, help="Which part of a corpus (default: test); a file has none."),
     ] = None,
     streams: Annotated[
         int, typer.Option("--streams", min=1, help="1: exact; more: faster, each warmed up on the text before it.")

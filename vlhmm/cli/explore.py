@@ -35,7 +35,7 @@ def explore(
             metavar="TEXT",
             show_default=False,
             callback=utf8,
-            help="The text that is read token by token; `-`: stdin, one text a line; left out: some lines of the corpus.",
+            help="The text that is read token by token; `-`: stdin, one text a line; default: some lines of the corpus.",
         ),
     ] = None,
     out: Annotated[
@@ -47,12 +47,12 @@ def explore(
             "--corpus",
             metavar="CORPUS|FILE",
             show_default=False,
-            help="The text whose states are counted; left out: the corpus it was trained on.",
+            help="The text whose states are counted; default: the corpus it was trained on.",
         ),
     ] = None,
     split: Annotated[
         Split | None,
-        typer.Option("--split", show_default=False, help="Which part of a corpus, valid if not said; a file has none."),
+        typer.Option("--split", show_default=False, help="Which part of a corpus (default: valid); a file has none."),
     ] = None,
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, metavar="N", help="Only the first N tokens of it.")

@@ -31,7 +31,7 @@ def infill(
             metavar="TEXT",
             show_default=False,
             callback=utf8,
-            help="The text with ___ for a missing word, ___{1,4} for one to four tokens; left out or `-`: stdin, one text a line.",
+            help="The text with ___ for a missing word, ___{1,4} for one to four tokens; default or `-`: stdin, one text a line.",
         ),
     ] = None,
     num: Annotated[int, typer.Option("--num", help="How many samples.")] = 5,

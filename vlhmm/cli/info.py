@@ -53,7 +53,7 @@ def _print_information(found: ModelInformation) -> None:
         ("model", _settings(found.model)),
     ]
     if corpus := found.about.get("corpus"):
-        # Whoever saves a model may say less of its corpus than a training run does.
+        # A model saved by hand may say less of its corpus than a training run.
         known = [str(corpus.get(name, "")) for name in ("name", "note", "hash")]
         rows.append(("corpus", f"{known[0]} {known[1]} ({known[2][:12]})"))
     if "train" in found.about:

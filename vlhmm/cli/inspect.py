@@ -36,10 +36,11 @@ def inspect(
     source: SourceArgument = None,
     split: Annotated[
         Split | None,
-        typer.Option("--split", show_default=False, help="Which part of a corpus, valid if not said; a file has none."),
+        typer.Option("--split", show_default=False, help="Which part of a corpus (default: valid); a file has none."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option("--tokens", min=2, metavar="N", help="Only the first N; left out: all of the text.")
+        int | None,
+        typer.Option("--tokens", min=2, metavar="N", help="Only the first N tokens; default: all of the text."),
     ] = None,
     memory: Annotated[
         int,

@@ -44,7 +44,7 @@ ModelDir = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `vl
 TextOrStdin = Annotated[
     str | None,
     typer.Argument(
-        metavar="TEXT", show_default=False, callback=utf8, help="The text; left out or `-`: stdin, one text a line."
+        metavar="TEXT", show_default=False, callback=utf8, help="The text; default or `-`: stdin, one text a line."
     ),
 ]
 CorpusName = Annotated[
@@ -81,7 +81,7 @@ VocabSize = Annotated[
         "--vocab-size",
         metavar="N",
         show_default=False,
-        help="Tokens of bpe or words at most; bpe, if not said: 8 x the square root of the bytes of text, 512 to 16,384.",
+        help="Tokens of bpe or words at most; default for bpe: 8 x the square root of the bytes of text, 512 to 16,384.",
     ),
 ]
 MinCount = Annotated[
@@ -90,7 +90,7 @@ MinCount = Annotated[
         "--min-count",
         metavar="N",
         show_default=False,
-        help="How often a piece or word must occur in the training text; 2 if not said.",
+        help="How often a piece or word must occur in the training text (default: 2).",
     ),
 ]
 

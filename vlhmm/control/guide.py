@@ -367,7 +367,7 @@ class Guide:
         drawn = ids[:, -1]
         states = self._next_states([before.states[parent] for parent in parents], drawn.tolist())
         log_ahead = before.log_ahead if parents == list(range(len(parents))) else before.log_ahead[parents]
-        # Rows that have ended, or took a token that the HMM does not know, go along: nobody reads theirs.
+        # Rows that have ended, or took a token that the HMM does not know, go along: their rows are not read.
         known = drawn.clamp(max=self._tables.num_words - 1).to(log_ahead.device)
         return _Rows(ids, plan.following.log_ahead_after(log_ahead, known), states, before.left - 1)
 

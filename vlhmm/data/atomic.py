@@ -42,7 +42,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             partial.touch(exist_ok=False)
             permissions = partial.stat().st_mode
             yield partial
-            # Whoever writes it may have put another in its place, which only its owner could read.
+            # The writer may have replaced the file by one that only its owner can read.
             partial.chmod(permissions)
             _sync(partial)
             partial.replace(path)
@@ -85,7 +85,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def _partial_folder(path: Path) -> Iterator[tuple[Path, FileLock]]:
     """A new folder beside `path` and its lock, which tells other processes that it is in use.
 
-    Folders of the same kind that nobody uses are removed first.
+    Unused folders of the same kind are removed first.
     """
     for entry in path.parent.glob(f"{glob.escape(_prefix(path))}*"):
         _remove_if_abandoned(entry)

@@ -10,7 +10,7 @@ VERIFY: Final = "VLHMM_VERIFY"
 
 
 class UncheckedFileWarning(UserWarning):
-    """A file of an earlier edition, without checksums: damage inside it may go unnoticed."""
+    """A file of an earlier version, without checksums: damage inside it may go unnoticed."""
 
 
 def verify_wanted(verify: bool | None) -> bool:

@@ -214,7 +214,7 @@ def load_prepared(folder: Path, *, verify: bool | None = None) -> Corpus:
         raise ValueError(
             f"{folder} has version {one_line(version, 80)}, this program reads {MANIFEST_VERSION}; prepare it again"
         )
-    # The first edition recorded the checksums of the texts, but none of the manifest itself.
+    # vlhmm 0.1 recorded the checksums of the texts, but none of the manifest itself.
     if manifest.get("sha256", manifest_sha256(manifest)) != manifest_sha256(manifest):
         raise ValueError(f"{folder} is damaged: {MANIFEST} does not have the SHA-256 that it records; prepare it again")
     tokenizer = Tokenizer.load(folder / "tokenizer.json")

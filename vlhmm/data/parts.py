@@ -50,7 +50,7 @@ class Job:
 
 
 class AbandonedError(RuntimeError):
-    """Nobody waits for the part any more."""
+    """The part is no longer needed."""
 
 
 def count_documents(job: Job, number: int) -> int:
@@ -187,6 +187,6 @@ class Workers:
 
 
 def _begin_worker() -> None:
-    # Whoever started it decides when it ends; and it is one of as many as there are cores.
+    # The parent process decides when it ends; and there is one worker a core.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

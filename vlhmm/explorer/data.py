@@ -114,7 +114,7 @@ def explorer_data(
         lm: The model.
         source: The text whose states are counted, as `vlhmm.reports.read_source` reads it. None: the validation text of the corpus
             that `folder` names, or where that cannot be read a text drawn from the model.
-        folder: The folder of the model, which may tell of its training.
+        folder: The folder of the model, which may contain the record of its training.
         data_dir: The folder that holds ptb/ and wikitext-2/.
         texts: The texts that are analysed token by token; None: some lines of the source.
         constraint: A constraint whose probability is followed along these texts.

@@ -181,7 +181,7 @@ def _relevant_words(
     for states in chosen.split(max(1, CHUNK_BYTES // (64 * state_words.longest))):
         word, log_prob = state_words.of(states)
         possible = log_prob > -torch.inf
-        # -inf - (-inf) where a word is nobody's.
+        # -inf - (-inf) where no state emits a word.
         log_lift = torch.where(possible, log_prob - log_word[word], -torch.inf)
         wanted = torch.zeros_like(possible)
         for weight in LAMBDAS:

@@ -35,7 +35,7 @@ def explore(
         texts: Texts that are read token by token from the start; None: some lines of the source.
         source: The text whose states are counted, as `vlhmm.reports.read_source` reads it. None: the validation text of the corpus
             that the folder names, or where that cannot be read a text drawn from the model.
-        folder: The folder of the model, which may tell of its training; None: the one it was loaded from.
+        folder: The folder of the model, which may contain the record of its training; None: the one it was loaded from.
         constraint: A constraint whose probability is followed along `texts`.
         top: Number of states of each token.
 
@@ -60,7 +60,7 @@ def explore(
 
 
 def _answer(lm: LanguageModel, question: dict[str, Any], top: int) -> dict[str, Any]:
-    """The analysis of the text that was typed; what is wrong with the text is told beside it, not raised in the kernel."""
+    """The analysis of the text that was typed; an error in the text is shown beside it, not raised in the kernel."""
     try:
         constraint = _constraint(question.get("constraint") or {})
         analysis = analyse_text(lm, question["text"], top=top, constraint=constraint)

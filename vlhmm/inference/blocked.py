@@ -46,7 +46,7 @@ def blocked_window(tables: AnyTables, batch: Batch, belief: Belief | None, bound
     if not len(rows):
         return unlooked
     if boundary is not None or run.token_log_probs.requires_grad:
-        # A boundary has rows for every sequence, and nothing shall flow back through numbers that vanished.
+        # A boundary has rows for every sequence, and gradients must not flow through underflowed numbers.
         return *plain_window(tables, batch, belief, boundary), run.underflow
     part = batch.of(rows)
     carried = None if belief is None else belief.of(rows)

@@ -20,7 +20,7 @@ def by_products(tables: AnyTables) -> bool:
 
 
 def product_window(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
-    """log p(x_t | x_<t) and the last log message; sequences with underflow, which are told of, are done again by tiles in float64."""
+    """log p(x_t | x_<t) and the last log message; sequences with underflow, which are reported, are recomputed by tiles in float64."""
     log_emission = window_emission(tables, batch)
     starts = window_starts(tables, batch, belief)
     if belief is not None and boundary is not None:

@@ -195,7 +195,7 @@ class Restrictions:
 
 
 def em_steps(tables: Tables, data: Data, restrictions: Restrictions) -> Iterator[tuple[Tables, float]]:
-    """Full-batch Baum-Welch for ever: the tables after each step, and log p of the sequences before it."""
+    """Full-batch Baum-Welch. Iterates indefinitely: the tables after each step, and log p of the sequences before it."""
     tables = as_table(tables)
     # Put together once; what is known of states takes a number a state, so it is made anew each time.
     numbered = list(data.batches(tables)) if data.states is None else None
@@ -213,7 +213,7 @@ def minibatch_em_steps(
     rate: float,
     generator: torch.Generator | None,
 ) -> Iterator[tuple[Tables, float]]:
-    """Mini-batch Baum-Welch for ever: the tables after each pass over the sequences, and log p as seen during it."""
+    """Mini-batch Baum-Welch. Iterates indefinitely: the tables after each pass over the sequences, and log p as seen during it."""
     tables = as_table(tables)
     while True:
         log_prob = 0.0
@@ -234,7 +234,7 @@ def _numbered(numbers: Sequence[int], chosen: Sequence[int]) -> list[int]:
 def adam_steps(
     tables: Tables, data: Data, restrictions: Restrictions, learning_rate: float
 ) -> Iterator[tuple[Tables, float]]:
-    """Gradient ascent on log p for ever: the tables after each pass, and log p as seen during it."""
+    """Gradient ascent on log p. Iterates indefinitely: the tables after each pass, and log p as seen during it."""
     tables, fixed = as_table(tables), restrictions.fixed
     # Logits start from the logs; a zero stays a zero, since its gradient is 0.
     logits = [table.detach().clone().requires_grad_() for table in _logs(tables)]

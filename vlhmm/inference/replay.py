@@ -1,8 +1,8 @@
-"""A dense HMM on a GPU asked for texts of one shape again and again: what depends on its tables alone is made once, the rest is a CUDA graph.
+"""Repeated queries of one shape to a dense HMM on a GPU: what depends on its tables alone is computed once, the rest is a CUDA graph.
 
-A short text is over before Python has launched all kernels that it takes. A graph is one launch, so whether the input was right,
-and no number too small for its type, is asked once, at the end. Where the answer is no, nothing is returned, and the caller takes the
-way that can say why, or do better.
+The kernels of a short text finish sooner than Python launches them. A graph is one launch. Whether the input is valid, and no number
+underflows, is checked once, at the end. If the check fails nothing is returned, and the caller falls back to the path that reports
+the error or computes in a wider range.
 """
 
 from __future__ import annotations
@@ -227,10 +227,10 @@ def _checked(query: Query, fixed: Fixed, tokens: Tensor, lengths: Tensor, no_pas
 
 
 class Replays:
-    """The graphs of one dense HMM on a GPU, whose tables no gradient is asked of. Each query gives None where this is no way to answer it.
+    """The CUDA graphs of one dense HMM on a GPU whose tables do not require gradients. Returns None if unsupported.
 
-    The first text of a shape is answered kernel by kernel, the second, if it comes soon, is captured. All graphs use the same memory,
-    given back when all are given up: one question is answered at a time, and the answer has memory of its own.
+    The first text of a shape is answered kernel by kernel, the second, if it comes soon, is captured. All graphs share one memory pool,
+    which is freed with the last of them: queries run one at a time, and each result has its own memory.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -312,7 +312,7 @@ class Replays:
         return values.to(self._tables.device, torch.int64).contiguous()
 
     def _comes_again(self, key: Any) -> bool:
-        """Whether it was asked for not long ago; from now on it was."""
+        """Whether this shape was queried recently; records the query."""
         if len(self._asked) >= MAX_REMEMBERED:
             self._asked.clear()
         last, self._asked[key] = self._asked.get(key), self._asks
@@ -339,7 +339,7 @@ class Replays:
             return False
         if lengths is not None and not (_integers(lengths, 1) and lengths.shape[0] == tokens.shape[0]):
             return False
-        # Whether tables of inference mode were changed nobody counts.
+        # Inference tensors have no version counter.
         if any(part.is_inference() for part in self._parts):
             return False
         if query in (LOG_PROB, TOKEN_LOG_PROBS) and scan.pays(self._tables, *tokens.shape):

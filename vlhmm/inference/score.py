@@ -76,7 +76,7 @@ def can_be_captured(tables: AnyTables, batch: Batch) -> bool:
     if batch.num_positions > default_window(tables, batch.tokens.shape[0]):
         return False
     if by_products(tables):
-        # It looks for underflow, which waits for the device.
+        # It checks for underflow, which synchronises with the device.
         return False
     return kernels_take(tables) or (tables.support.dense and kernels_run(tables.dtype, tables.device))
 

@@ -1,7 +1,6 @@
 """Queries of a dense HMM with few states on a CPU, answered by compiled loops.
 
-As `replay` does on a GPU, it reads the tables once and gives None where this is no way to answer: the caller then takes the way
-that can say why, or do better.
+As `replay` does on a GPU, it reads the tables once and returns None if unsupported; the caller falls back.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class SmallQueries:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._parts = [tables.log_start, tables.log_emission, *vars(tables.transition).values()]
-        # Whether tables of inference mode were changed nobody counts.
+        # Inference tensors have no version counter.
         self._uncounted = any(part.is_inference() for part in self._parts)
         self._reset = -1 if tables.reset_token is None else tables.reset_token
         self._states = tables.support.states_of_group[0]

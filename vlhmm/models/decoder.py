@@ -35,7 +35,7 @@ class DecoderShape:
 
 
 class Decoder(nn.Module):
-    """Layers of attention and gated networks with rotary positions, then a norm. Values are left to whoever makes it."""
+    """Layers of attention and gated networks with rotary positions, then a norm. The caller fills in the weights."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def _products_in(precision: Precision, embedding: Tensor) -> AbstractContextMana
     """On a GPU products of float32 read bf16 if that is the precision."""
     if precision != "bf16" or not _rounds(embedding):
         return nullcontext()
-    # Weights that a capture has cast and kept would be those of its first step for ever.
+    # A cache of cast weights would make a captured graph read those of its first step at every replay.
     return torch.autocast(embedding.device.type, torch.bfloat16, cache_enabled=False)
 
 

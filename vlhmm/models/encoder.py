@@ -20,7 +20,7 @@ class StateFeatures:
     """What n states look like in each of their roles."""
 
     start: Float[Tensor, "n H"] | None
-    """None where nobody asked for it."""
+    """None where it is not needed."""
     out: Float[Tensor, "m H"]
     """The state that a transition leaves; behind the n states further ones, where they were asked for."""
     into: Float[Tensor, "n H"]

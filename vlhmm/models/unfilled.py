@@ -10,7 +10,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def unfilled(layer: type[Layer], *sizes: int, **options: Any) -> Layer:
-    """`layer(*sizes)` on the default device; whoever makes it fills it from a generator: nothing is drawn from the global one."""
+    """`layer(*sizes)` on the default device; the caller fills it from a generator: nothing is drawn from the global one."""
 
     # `torch.nn.utils.skip_init` draws on the device "meta", for which torch imports its compiler: a second of every load.
     class Undrawn(layer):  # type: ignore[valid-type, misc]

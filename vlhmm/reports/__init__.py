@@ -1,6 +1,6 @@
 """Reports: what is known of a model, a text, a corpus or a run, as records, and how these look as JSON.
 
-The command line prints them, and a server may send them: whoever asks in Python gets the same answers from the same code.
+The command line prints them, and a server may send them: Python gets the same answers from the same code.
 Functions come in pairs: `evaluate_source` computes, `evaluating_source` is the same as a generator that tells how far it is and
 returns the result; `vlhmm.progress` has what they tell.
 """

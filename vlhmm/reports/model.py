@@ -82,7 +82,7 @@ def model_information(lm: LanguageModel, folder: str | Path | None = None) -> Mo
 
     Args:
         lm: The model.
-        folder: Its folder, which may tell of its training; None: nothing is told of it.
+        folder: Its folder, which may contain the record of its training; None: that part is left out.
 
     Returns:
         Sizes, settings, the course of training, and some blocks with a state each.

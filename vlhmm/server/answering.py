@@ -17,7 +17,7 @@ from vlhmm.server.json_response import JSONResponse
 from vlhmm.server.service import Service
 
 CLOSED = 499
-"""The status of a request whose client has hung up; nobody reads it."""
+"""Status after client disconnect."""
 LONG_BODY = 1 << 15
 """Bytes: reading the fields of a longer body takes so long that other requests are answered meanwhile."""
 

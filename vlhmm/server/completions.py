@@ -62,7 +62,7 @@ class Completion:
                         f"the model gives prompt {number} probability zero, so nothing follows it: begin with another text",
                         param="prompt",
                     )
-                # Whoever asks for the log-probabilities of a prompt gets them; what follows begins anew.
+                # The log-probabilities of the prompt are returned if requested; the completion starts from the initial belief.
                 belief = engine.opening
             following = None
             if request.constraint is not None:
@@ -84,7 +84,7 @@ class Completion:
             for _ in range(request.num)
         ]
         return Writing(
-            _nobody,
+            _discard,
             prompt,
             belief,
             rows,
@@ -275,8 +275,8 @@ def _finite(log_prob: float) -> float:
     return max(log_prob, MIN_LOG_PROB)
 
 
-def _nobody(_: Any) -> None:
-    """Takes what nobody waits for."""
+def _discard(_: Any) -> None:
+    """Ignores the answer."""
 
 
 def _sent(event: Any) -> bytes:

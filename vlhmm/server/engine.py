@@ -1,7 +1,7 @@
 """The one thread that owns the model, and what waits for it.
 
 Each turn of the thread reads a part of the texts that wait to be read, in one batch, writes one token of all texts that are being
-written, in another, and answers at most one other question. Nobody waits for another's request to end.
+written, in another, and answers at most one other question. No request waits for another to end.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Engine:
                     yield number, event
 
     async def ask(self, question: Callable[[], Answer]) -> Answer:
-        """Ask the model something by itself."""
+        """Ask the model one question, not in a batch."""
         future = asyncio.get_running_loop().create_future()
         with self._submitted([Query(partial(_settle, future), None, "", lambda _: [question()])]):
             answer: Answer = await future
@@ -152,7 +152,7 @@ class Engine:
 
     @contextmanager
     def _submitted(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """The jobs are at work; whoever waits for them no longer cancels what is left."""
+        """The jobs are at work; jobs that are left are cancelled at exit."""
         with self._wake:
             self._inbox.append(jobs)
             self._wake.notify()
@@ -238,7 +238,7 @@ class Engine:
             answers = batch[0].ask([one.text for one in batch])
         except Exception as error:
             if len(batch) > 1:
-                # One text may spoil the answers to all: each is asked about by itself.
+                # One text may spoil the answers to all: each is computed alone.
                 self._queries = [_alone(one) for one in batch] + self._queries
             else:
                 self._outbox.append(partial(batch[0].answered, error))
@@ -247,7 +247,7 @@ class Engine:
 
     @contextmanager
     def _answering(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Whatever goes wrong is the answer of those that were computed; they were checked, so it is a defect of ours."""
+        """Whatever goes wrong is the answer of those that were computed; they were checked, so it is a bug."""
         try:
             yield
         except Exception as error:

@@ -61,7 +61,7 @@ def shown(value: Any) -> str:
 
 
 def answered_error(error: Exception) -> RequestError:
-    """What a client is told of an error. ValueErrors of the library say what is wrong with what was asked; a defect is logged."""
+    """The error response of an exception. A ValueError says what is wrong with the request; a bug is logged."""
     import torch
 
     if isinstance(error, RequestError):

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each checked when it is read; those that nobody has read are named in the warnings."""
+"""The fields of a JSON object, each checked when it is read; fields that were not read are named in the warnings."""
 
 from __future__ import annotations
 

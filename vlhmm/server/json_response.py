@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 
 class JSONResponse(Response):
-    """JSON in UTF-8. Half a character, as a request may have named it, is escaped; NaN and infinity are errors of ours."""
+    """JSON in UTF-8. Half a character, as a request may have named it, is escaped; NaN and infinity are bugs of the server."""
 
     media_type = "application/json"
 

@@ -1,4 +1,4 @@
-"""One token after the other for many texts at once: p(next token | a text so far), and what is believed after it.
+"""One token after the other for many texts at once: p(next token | a text so far), and the belief after it.
 
 Letters for axes: R rows (texts), Z states, X tokens, K states of a token, G groups of tokens, W tokens of a group.
 """
@@ -138,7 +138,7 @@ class NextTokens:
 
     @torch.no_grad()
     def after(self, log_ahead: Float[Tensor, "R Z"], tokens: Int[Tensor, " R"]) -> list[Belief]:
-        """What is believed after each row's token."""
+        """The belief after each row's token."""
         states = self.tables.support.states_of(tokens)
         log_joint = log_ahead.gather(1, states) + self.tables.log_emission[tokens]
         total = log_joint.logsumexp(1, keepdim=True)

@@ -71,7 +71,7 @@ class Reader:
                 text.tops += tops_of(found, part[some], values[some], text.top)
 
     def _beliefs_before(self, belief: Belief | None, part: list[int]) -> list[Belief | None]:
-        """What is believed before each token of a part."""
+        """The belief before each token of a part."""
         device = self._tables.device
         ids = torch.tensor(part, device=device)
         filtered = filter_states(self._tables, Batch(ids[None], torch.tensor([len(part)], device=device)), belief)

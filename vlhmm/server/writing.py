@@ -108,7 +108,7 @@ class Scribe:
         return tokens, close
 
     def _read_alone(self, writing: Writing, number: int) -> Belief | None:
-        """What is believed after a continuation, from its first token on and without other texts beside it."""
+        """The belief after a continuation, from its first token on and without other texts beside it."""
         ids = [*writing.prompt, *writing.rows[number].ids]
         if not ids:
             return self._opening
@@ -173,7 +173,7 @@ def _add(writing: Writing, number: int, drawn: _Drawn, eos_id: int | None) -> Pi
         row.tops.append(drawn.top)
     ends = drawn.token == eos_id
     piece = ""
-    # Text that nobody reads before the end is spelt at the end.
+    # Text that is not streamed is decoded at the end.
     if not ends and (writing.pieces or row.stops is not None):
         piece = _sent_on(row, row.writer.add([drawn.token]))
     if ends or (row.stops is not None and row.stops.found is not None):

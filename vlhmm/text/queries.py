@@ -26,7 +26,7 @@ class TextQueries:
         self.hmm = hmm
         self.tokenizer = tokenizer
         self.opening = opening
-        """What is believed before the first token of a text."""
+        """The belief before the first token of a text."""
 
     @cached_property
     def _state_words(self) -> StateWords:

@@ -217,7 +217,7 @@ class WordGaps:
         return drawn
 
     def belief_after(self, belief: Belief | None, number: int, tokens: list[int]) -> Belief:
-        """What is believed after a gap's tokens and the known ones that follow them."""
+        """The belief after a gap's tokens and the known ones that follow them."""
         return self.hmm.filter([[*tokens, *self.pieces[number + 1]]], belief=belief).belief
 
     def spelling(self, tokens: Sequence[int]) -> bytes:

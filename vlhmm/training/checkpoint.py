@@ -26,7 +26,7 @@ from vlhmm.memory import require_memory
 from vlhmm.models import Model, ModelSettings
 from vlhmm.support import Support
 from vlhmm.tensor_file import (
-    FIRST_EDITION,
+    UNCHECKED_VERSION,
     FolderError,
     TensorHeader,
     read_tensor_header,
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "vlhmm", 2
-"""In config.json. Version 1 is that of the first edition: its weights have no checksum, and settings that came later their
+"""In config.json. Version 1 is that of vlhmm 0.1: its weights have no checksum, and settings that came later their
 defaults."""
 CONFIG, MODEL, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
@@ -136,7 +136,7 @@ def hashes_beside(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 def check_beside(folder: Path, config: str, metadata: Mapping[str, str], *, verify: bool) -> Tokenizer:
     """The folder's tokenizer; refused unless it and the text of config.json are those that the weights record.
 
-    Weights of the first edition record less, and of that each is compared.
+    Weights of vlhmm 0.1 record less; all that they record is compared.
     """
     recorded = metadata.get("config")
     if recorded is not None and recorded != hashlib.sha256(config.encode()).hexdigest():
@@ -170,7 +170,7 @@ def check_version(path: Path, values: Mapping[str, Any], weights: TensorHeader |
         raise FolderError(
             f"{path} is of version {_short(version)}, but this vlhmm reads versions up to {VERSION}: update vlhmm to load it"
         )
-    if version > 1 and weights is not None and weights.metadata["version"] == FIRST_EDITION:
+    if version > 1 and weights is not None and weights.metadata["version"] == UNCHECKED_VERSION:
         raise FolderError(
             f"{path.parent / MODEL} is of version 1, but {path} is of version {version}: restore both from one save"
         )

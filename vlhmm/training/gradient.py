@@ -134,7 +134,7 @@ def training(
     """The training of an HMM, an event at a time; the last one is `Stopped`.
 
     `joint`: what comes before p(x). `before`: what the model's folder is to say of the stages before this training. `save_seconds`: checks that come sooner after the last save do not save, which takes
-    long for large models; nor does the end without `save_at_end`, where nobody will read it. `here`: the ranks that train it
+    long for large models; nor does the end without `save_at_end`, where it will not be read. `here`: the ranks that train it
     together, each on a copy of the model; they begin with the weights of the first. `local_steps`: so many by each rank alone,
     between two averages.
     """

@@ -71,7 +71,7 @@ class InitialWeights:
         return {**asdict(self), "folder": str(self.folder.absolute())}
 
     def told(self) -> dict[str, Any]:
-        """For whoever gets the trained model."""
+        """For the record in the folder of the trained model."""
         return {**asdict(self), "folder": self.folder.name}
 
 

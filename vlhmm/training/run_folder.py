@@ -49,7 +49,7 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         if self._depth:
-            # Held already: whoever was given it enters once more.
+            # Held already: a nested `with`.
             self._depth += 1
             return self
         if self.here.is_first:
@@ -117,7 +117,7 @@ class RunFolder:
             return None
         tensors, metadata = read_tensors(self.path / STATE)
         if "state" not in metadata:
-            raise FolderError(f"{self.path / STATE} is no state of a run: it is another file of ours; restore it")
+            raise FolderError(f"{self.path / STATE} is no state of a run: it is another file of vlhmm; restore it")
         values = parse_json(metadata["state"], str(self.path / STATE))
         if not isinstance(values, dict):
             raise FolderError(f"{self.path / STATE} is no state of a run: it is damaged; restore it")

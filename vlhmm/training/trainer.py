@@ -46,7 +46,7 @@ class StepEvent:
     step: int
     num_steps: int
     loss: float
-    """Nats per token; on a GPU that of a step not long ago."""
+    """Nats per token; on a GPU, that of a recent step."""
     tokens: int
     """Seen so far."""
     joint: bool = False
@@ -248,7 +248,7 @@ def fit(
                     losses.append(loss)
                 yield StepEvent(task.step, task.num_steps, loss, task.tokens_seen, task.joint)
 
-                # Before a check too: whoever compares the two finds both, however short the training is.
+                # Before a check too: both can be compared, however short the training is.
                 if task.step % LOG_STEPS == 0 or check_due:
                     if folder is not None and (record := task.step_record(losses)) is not None:
                         folder.log(record)
@@ -407,7 +407,7 @@ def relay(events: Iterable[Any], closing: type[Closing]) -> Generator[Any, None,
 
 
 def last_event(events: Iterable[object], closing: type[Closing]) -> Closing:
-    """The closing event of a training that nobody watches."""
+    """Runs to completion and returns the closing event."""
     (last,) = deque(events, maxlen=1)
     assert isinstance(last, closing), f"the last event is always {closing.__name__}"
     return last

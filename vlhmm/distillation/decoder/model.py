@@ -148,7 +148,7 @@ class Decoder(nn.Module):
         return torch.cat([torch.full_like(tokens[:, :1], self.begin_id), tokens], dim=1)
 
     def _products(self) -> torch.autocast:
-        # Weights that a capture has cast and kept would be those of its first step for ever.
+        # A cache of cast weights would make a captured graph read those of its first step at every replay.
         on_gpu = self.device.type == "cuda"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False)
 

@@ -75,7 +75,7 @@ def train_decoder(
     max_seconds: float | None = None,
     device: torch.device | str = "cpu",
 ) -> Decoder:
-    """A decoder trained on the corpus; whoever wants to watch iterates over `decoder_training` instead."""
+    """A decoder trained on the corpus; iterate over `decoder_training` to follow its progress."""
     events = decoder_training(
         corpus, settings, training, out=out, resume=resume, max_seconds=max_seconds, device=device
     )

@@ -85,7 +85,7 @@ class StateClusters:
         missing = {"centroids", "used", "single_word", "distance"} - tensors.keys()
         if missing or "about" not in metadata or ("mean" in tensors) != ("basis" in tensors):
             raise FolderError(
-                f"{path} holds no clusters of states: it is another file of ours, or was edited; delete it"
+                f"{path} holds no clusters of states: it is another file of vlhmm, or was edited; delete it"
             )
         projection = Projection(tensors["mean"], tensors["basis"]) if "mean" in tensors else None
         word = int(tensors["single_word"])
@@ -230,7 +230,7 @@ class StateLabeller:
         self._broken = torch.zeros((), dtype=torch.bool, device=teacher.device)
         self._graphed = Graphed[Tensor](
             teacher.device,
-            # Of another model nobody knows whether it waits for the device.
+            # Another model may synchronise with the device, which a graph cannot capture.
             enabled=isinstance(teacher, Decoder),
             eager_calls=2,
             # Distances in float32, whatever another thread trains in: a state must not depend on what runs beside it.

@@ -23,7 +23,7 @@ LEFT_AND_RIGHT = "ForMaskedLM"
 
 @runtime_checkable
 class VectorTeacher(Protocol):
-    """What distillation asks of a model: a vector for every token in its context."""
+    """What distillation needs from a model: a vector for every token in its context."""
 
     @property
     def name(self) -> str: ...

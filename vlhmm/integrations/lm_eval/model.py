@@ -84,10 +84,10 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
         # A context is read once, however many continuations it has.
         contexts = sorted({tuple(context) for _, context, _ in requests})
         after = {
-            tuple(one.ids): one.belief for one in self._read([Reading(_nobody, *self._begun(ids)) for ids in contexts])
+            tuple(one.ids): one.belief for one in self._read([Reading(_discard, *self._begun(ids)) for ids in contexts])
         }
         asked = [
-            Reading(_nobody, list(continuation), after[tuple(self._begun(context)[0])], top=1)
+            Reading(_discard, list(continuation), after[tuple(self._begun(context)[0])], top=1)
             for _, context, continuation in requests
         ]
         found = [
@@ -105,7 +105,7 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """log p(document) of each, in one piece."""
         texts = [request.args[0] for request in requests]
-        documents = [Reading(_nobody, ids, self._lm.opening) for ids in self._lm.tokenizer.encode_batch(texts)]
+        documents = [Reading(_discard, ids, self._lm.opening) for ids in self._lm.tokenizer.encode_batch(texts)]
         found = [math.fsum(one.log_probs) for one in self._read(documents)]
         for text, log_prob in zip(texts, found, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), log_prob)
@@ -116,7 +116,7 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
         texts: list[str] = []
         for some in _batches(requests, self._batch_size):
             prompts = self._lm.tokenizer.encode_batch([request.args[0] for request in some])
-            begun = [Reading(_nobody, *self._begun(ids)) for ids in prompts]
+            begun = [Reading(_discard, *self._begun(ids)) for ids in prompts]
             self._read(begun)
             writings = [
                 self._writing(ids, one.belief, request.args[1])
@@ -137,10 +137,10 @@ class VlhmmLM(TemplateLM):  # type: ignore[misc]
         device = self._lm.hmm.tables.device
         row = Choices(Writer(self._lm.tokenizer, prompt), Stops(stops) if stops else None, belief)
         generator = torch.Generator(device).manual_seed(self._seed)
-        return Writing(_nobody, prompt, belief, [row], asked["max_gen_toks"], choice, generator, None)
+        return Writing(_discard, prompt, belief, [row], asked["max_gen_toks"], choice, generator, None)
 
     def _begun(self, ids: Sequence[int | None]) -> tuple[list[int], Belief | None]:
-        """The tokens of a context, and what is believed before them. An EOS at its beginning is the one that every text follows."""
+        """The tokens of a context, and the belief before them. An EOS at its beginning is the one that every text follows."""
         tokens = [token for token in ids if token is not None]
         return tokens[bool(tokens) and tokens[0] == self._lm.tokenizer.eos_id :], self._lm.opening
 
@@ -158,5 +158,5 @@ def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
         yield items[first : first + size]
 
 
-def _nobody(_: Any) -> None:
-    """Takes what nobody waits for."""
+def _discard(_: Any) -> None:
+    """Ignores the answer."""

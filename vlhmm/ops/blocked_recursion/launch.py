@@ -299,7 +299,7 @@ def backward(
     cut: Cut,
     choice: Choice | None = None,
 ) -> Gradient:
-    """Nothing is asked of what has no cotangent. Training asks only for log-probabilities."""
+    """Gradients of outputs without a cotangent are skipped; training has one for the log-probabilities alone."""
     batch, length, num_states = factors.log_emission.shape
     transition = factors.transition
     posterior, sent, ratio, mean = (torch.empty_like(run.alpha) for _ in range(4))

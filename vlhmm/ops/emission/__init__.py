@@ -28,7 +28,7 @@ def log_emission(
 ) -> Float[Tensor, "X K"]:
     """emit_z . word_x + bias_x, normalised over the words that z can emit: log p(x | z) for x's own z.
 
-    `layout` is `word_layout` of the same groups: whoever calls often keeps one. On a GPU the products of float32 read their
+    `layout` is `word_layout` of the same groups: keep one for repeated calls. On a GPU the products of float32 read their
     operands in `precision`.
     """
     if support.partition and _kernels_take(emit, words, bias):

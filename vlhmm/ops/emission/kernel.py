@@ -112,7 +112,7 @@ def normalize(logits, order, tiles, tile_log_sum, K, ROWS: tl.constexpr, BLOCK_K
     for begin in range(first_tile, end_tile, TILES):
         other = (begin + tl.arange(0, TILES)).to(tl.int64)
         at = tile_log_sum + other[:, None] * K + state[None, :]
-        # The padding of K reads 0 from the first tile, so that its peak, which nobody uses, is finite too.
+        # The padding of K reads 0 from the first tile, so that its peak, which is unused, is finite too.
         beyond = tl.where((other == begin)[:, None] & (state >= K)[None, :], 0.0, float("-inf"))
         log_sum = tl.load(at, mask=(other < end_tile)[:, None] & state_in[None, :], other=beyond)
         new_peak = tl.maximum(peak, tl.max(log_sum, axis=0))

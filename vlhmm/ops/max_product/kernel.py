@@ -14,8 +14,8 @@ what it needs by itself, and nothing passes through shared memory, only where a 
 threads: hence halves of the rows.
 
 As in the recursion, a score is written raw beside its maximum over each tile of states, and its reader subtracts. A position needs
-the scores of the same sequences only, so a program waits for those that own the other states of them. One that waits in vain
-gives up and makes infinite scores, as `ops.waiting` says: a maximum passes NaN over.
+the scores of the same sequences only, so a program waits for those that own the other states of them. One whose wait
+reaches its bound writes infinite scores, see `ops.waiting`: a maximum ignores NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vlhmm.ops.waiting.kernel import wait_for_count
 @triton.jit
 @no_type_check
 def arrive(arrived):
-    """What any thread of the program has written is there for whoever sees the count."""
+    """What any thread of the program has written is visible to every program that sees the count."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release", scope="gpu")
 
@@ -57,7 +57,7 @@ def begin(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The scores before position 0, in the order of the others; and nobody has arrived."""
+    """The scores before position 0, in the order of the others; no program has arrived."""
     parts = tl.cdiv(states, COLUMNS)
     part = tl.program_id(0) % parts
     row_tile = tl.program_id(0) // parts

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AdamW:
-    """What AdamW is told once for all parameters."""
+    """AdamW hyperparameters."""
 
     beta1: float
     beta2: float

@@ -3,7 +3,7 @@
 `scaled` does the work, on a GPU `dense` where there is but one tile. A sequence in which their numbers come near the
 smallest of their type, or in the backward pass of `scaled` beyond its largest, is done again: if that was float32 by `scaled` in
 float64, whose range is eight times as wide, else in log space by `reference`, which is the specification. While a CUDA graph
-is captured nobody can look: see `_DenseRecursion`.
+is captured the check cannot be read: see `_DenseRecursion`.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def _with_rows(
     return [
         log_previous.index_add(0, rows, of_rows[0]),
         log_inits + of_rows[1],
-        # Left empty where nobody asks for it.
+        # Left empty where it is not needed.
         log_tiles.index_add(0, used, of_rows[2]) if log_tiles.numel() else log_tiles,
         log_emission.index_add(0, rows, of_rows[3]),
     ]

@@ -193,7 +193,7 @@ def backward(
     method: Method | None = None,
     tiling: Tiling | None = None,
 ) -> Gradient:
-    """The vector-Jacobian product. Sequences with underflow get a gradient of 0; nothing is asked of impossible tokens and states.
+    """The vector-Jacobian product. Sequences with underflow get a gradient of 0; impossible tokens and states have none.
 
     Without `tile_gradient` and `init_gradient` those are left empty: posteriors need no products of all positions. The gradient
     of the emission is that of each position, not of the table's rows; if `nonnegative`, since no cotangent is negative, rounding

@@ -20,7 +20,7 @@ _KEPT = WeakTensorKeyDictionary()
 
 
 def kept(log_tiles: Tensor, what: str, make: Callable[[], Made]) -> Made:
-    """What `make` makes of `log_tiles`, or has made before. Nobody may change it."""
+    """Cached `make(log_tiles)`; do not modify."""
     table = log_tiles if log_tiles._base is None else log_tiles._base
     # Inference tensors do not count their changes.
     if table.is_inference() or log_tiles.nbytes > MAX_BYTES:

@@ -3,10 +3,10 @@
 The mathematics is that of `scaled`. A program owns a tile of the message (sequences x states) at every position, and a
 barrier over the whole grid ends each position: 64 dependent steps cost 64 barriers instead of 64 launches.
 
-A program that waits in vain gives up and makes NaN, as `ops.waiting` says.
+A program whose wait reaches its bound writes NaN, see `ops.waiting`.
 
 A row's sum must be known to normalise it, but only the next barrier makes it known. So a message is written raw,
-beside its sum over each tile of states, and whoever reads it divides. The backward pass has no sum to wait for: with
+beside its sum over each tile of states, and its readers divide by the sum. The backward pass has no sum to wait for: with
 B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was asked), so
 
     B_t = A (B_t+1 e_t+1 / c_t+1) + g_t - g_t+1.

@@ -9,7 +9,7 @@ Operands are packed first: rows padded to whole tiles and columns to a width tha
 a row of `into` with -inf in it is dead (p(y | z) = 0), and its features are zeros too, so that no 0 times -inf is ever
 taken. Then the loops need no masks.
 
-Where it is said which rows of `into` are alive, these are packed first, and the loops end behind them: their number stays on
+If a mask of live rows of `into` is given, these are packed first, and the loops end behind them: their number stays on
 the device, so shapes are the same for every draw, but dead rows cost nothing.
 """
 

@@ -38,7 +38,7 @@ MIN_LARGE = 4
 NOTHING = {np.dtype(dtype): np.empty((0, 0), dtype) for dtype in (np.float32, np.float64)}
 """Room for what is not asked for."""
 NO_STATUS = np.empty(0, np.int8)
-"""Nobody was asked before."""
+"""No previous call."""
 NO_LENGTHS = np.empty(0, np.int64)
 """All sequences are as long as the batch, and in their order."""
 _OK, _IMPOSSIBLE, _TODO = 0, 1, 4
@@ -161,7 +161,7 @@ class SmallDense:
         states, parts = self._states, len(plan.parts)
         rows = -(-states // COLUMNS) * COLUMNS if counted else 0
         for tables in self._by_range():
-            # Where nothing is counted nobody asks for log p.
+            # log p is unused if nothing is counted.
             dtype = tables.dtype
             log_probs = np.empty((size, length), dtype) if counted else NOTHING[dtype]
             log_prob = np.empty(size, dtype) if counted else NOTHING[dtype][0:0].ravel()

@@ -1,6 +1,6 @@
 """Loops over time for one sequence after the other, the states of a position in vectors of sixteen.
 
-What a position sums to divides the next one, not this one: nobody then waits for the sum and its reciprocal. A sequence for which
+What a position sums to divides the next one, not this one, so that nothing waits for the sum and its reciprocal. A sequence for which
 this has no answer keeps its status: `exact` then finds out why, or does better.
 
 Arrays are flat, and rows over states are filled up to `width`, a multiple of 16: with 0 in the start and the transition, with anything
@@ -108,7 +108,7 @@ def push_best(moves, width, states, scores, at, pushed):
 @inlined
 @no_type_check
 def answered_before(status, b):
-    """No status: nobody was asked before."""
+    """No status: there was no previous call."""
     return status.shape[0] > 0 and status[b] == OK
 
 

@@ -6,7 +6,7 @@ Probabilities are scaled to sum to 1 at each position. A status, the larger the 
     IMPOSSIBLE   the sequence has probability zero
     UNDERFLOW    a probability that may matter is too small for its type
     WRONG        a token or a length is out of range
-    TODO         nobody has answered yet
+    TODO         not computed yet
 
 `tables` of sum-product: p(z); p(y | z) in row z; the smallest number above zero of the second and of the first; p(x | z) in row x
 over the row's largest, with a row more that is no word's, the smallest above zero of each row, the log of each row's largest, and the

@@ -43,7 +43,7 @@ def state_rows_by_kernels(
     num_first: int,
     per_block: Float[Tensor, "M H"] | None = None,
 ) -> Rows:
-    """`state_rows` in float32; a state out of range, which nobody looks for, has a row of NaN."""
+    """`state_rows` in float32; a state out of range, which is not checked, has a row of NaN."""
     result: tuple[Tensor, Tensor] = _StateRows.apply(per_state, per_block, states, num_first)
     return result
 

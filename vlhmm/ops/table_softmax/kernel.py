@@ -62,7 +62,7 @@ def row_sum(grad, r, m, BLOCK: tl.constexpr):
 def write_back(grad, log_prob, row_of, column_of, d_logits, Y, m, BLOCK: tl.constexpr):
     z = tl.program_id(0).to(tl.int64)
     r = tl.load(row_of + z).to(tl.int64)
-    # Of a row that nobody chose nothing is read.
+    # Rows that were not chosen are not read.
     read = tl.where(r < 0, 0, m)
     of_row = tl.maximum(r, 0)
     total = row_sum(grad, of_row, read, BLOCK)

@@ -1,8 +1,8 @@
-"""Kernels whose programs wait for one another give up after so many polls, say so in a word of page-locked memory, and end.
+"""Cooperative kernels wait for a bounded number of polls; past it they report in a word of page-locked memory, and end.
 
-A program that has given up makes NaN, or an infinite score, of what it could not read, and waits no more: a launch ends whatever happens. The
-word is memory of the host, so reading it costs no host-device synchronisation: whoever has waited for a result calls `check` before the
-result is used. Its place is fixed, so kernels in CUDA graphs write to it too.
+A program that reached its bound writes NaN, or an infinite score, for what it could not read, and waits no more, so every launch ends. The
+word is host memory, so reading it needs no host-device synchronisation: after the result of a kernel has arrived, call `check` before the
+result is used. Its address is fixed, so kernels in CUDA graphs write to it too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def cooperative_options(device: torch.device) -> dict[str, bool]:
 
 
 def check(device: torch.device) -> None:
-    """Raises if a kernel on this device has given up since the last call. To be called when the results have arrived.
+    """Raises if a wait of a kernel on this device has reached its bound since the last call. Call it when the results have arrived.
 
     Raises:
         DeviceWaitError: Names the operation, the program that waited, the step and the bound.
@@ -71,10 +71,10 @@ def check(device: torch.device) -> None:
         if value
     ]
     raise DeviceWaitError(
-        f"programs of a cooperative kernel on {device} waited for one another in vain ({'; '.join(told)}; bound {MAX_POLLS:,} polls). "
-        "What it made is not a result. Most likely not all of its programs were on the device at once. Run the same within "
+        f"programs of a cooperative kernel on {device} reached the bound of a wait for one another ({'; '.join(told)}; bound {MAX_POLLS:,} polls). "
+        "Its output is not valid. Most likely not all of its programs were on the device at once. Run the same within "
         "vlhmm.ops.recursion.cutting.no_cooperative_kernels(), which launches a kernel for each position; "
-        "a training goes on with --resume"
+        "continue a training with --resume"
     )
 
 

@@ -51,7 +51,7 @@ def packed(features: Float[Tensor, "N H"], precision: Precision) -> Packed:
 
 
 def source_operand(out: Float[Tensor, "padded_rows width"], num_rows: int, num_features: int) -> Packed:
-    """Packed features again; what stands for their barrier nobody reads."""
+    """Packed features again; their barrier is a placeholder that is never read."""
     return Packed(out, out.new_empty(out.shape[0]), num_rows, num_features)
 
 

@@ -55,7 +55,7 @@ def token_log_softmax(
 def token_log_emission_by_kernels(
     emit: Float[Tensor, "K H"], words: Float[Tensor, "X H"], tokens: Int[Tensor, "B T"], precision: Precision
 ) -> Float[Tensor, "N K"]:
-    """For one group of states in float32; a word out of range, which nobody looks for, has a row of NaN."""
+    """For one group of states in float32; a word out of range, which is not checked, has a row of NaN."""
     # The normaliser's kernels add the gradients of the rows to their own.
     emit, words, log_normalizer = tiled_factors_and_row_logsumexp(emit, words, precision=precision)
     result: Tensor = _RowsOfFactors.apply(emit, words, log_normalizer, tokens, precision)
@@ -63,7 +63,7 @@ def token_log_emission_by_kernels(
 
 
 def token_log_softmax_by_kernels(logits: Float[Tensor, "X K"], tokens: Int[Tensor, "B T"]) -> Float[Tensor, "N K"]:
-    """For one group of states in float32; a word out of range, which nobody looks for, has a row of NaN."""
+    """For one group of states in float32; a word out of range, which is not checked, has a row of NaN."""
     result: Tensor = _RowsOfTable.apply(logits, tokens)
     return result
 

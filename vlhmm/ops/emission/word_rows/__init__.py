@@ -29,7 +29,7 @@ def word_rows(per_word: Float[Tensor, "X K"], words: Int[Tensor, "B T"]) -> Floa
 
 
 def word_rows_by_kernels(per_word: Float[Tensor, "X K"], words: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
-    """`word_rows` in float32; a word out of range, which nobody looks for, has a row of NaN."""
+    """`word_rows` in float32; a word out of range, which is not checked, has a row of NaN."""
     result: Tensor = _WordRows.apply(per_word, words)
     return result
 

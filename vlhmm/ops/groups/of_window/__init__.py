@@ -35,7 +35,7 @@ def window_groups_by_kernel(
     past: Int[Tensor, " B"] | None,
     first_entered: int | None,
 ) -> WindowGroups:
-    """`window_groups` in one kernel; a word out of range, which nobody looks for, counts as of group 0."""
+    """`window_groups` in one kernel; a word out of range, which is not checked, counts as of group 0."""
     # Triton is needed here alone.
     from vlhmm.ops.groups.of_window import launch
 

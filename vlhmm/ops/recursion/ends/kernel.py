@@ -1,4 +1,4 @@
-"""Before and after the backward pass of a dense HMM's recursion: what is asked of it, and what it leaves for the initial rows.
+"""Before and after the backward pass of a dense HMM's recursion: its cotangents, and the gradients of the initial rows.
 
 Small things, but each would be a dozen launches of plain torch operations. Addresses are int64.
 """

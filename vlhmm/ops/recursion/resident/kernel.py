@@ -4,8 +4,8 @@ The mathematics is that of `ops.recursion.kernel`. A program owns ROWS sequences
 SOURCES x COLUMNS part of the tile that leads there, so a position reads only the message of its sequences: from the programs that
 own the other states of the same ones. Those alone are waited for.
 
-Nobody is signalled. The messages of each position lie in memory of their own, filled with NaN beforehand, as do their sums; a
-reader reads again until all are numbers. One that reads in vain gives up and makes NaN, as `ops.waiting` says.
+There are no signals. The messages of each position lie in memory of their own, filled with NaN beforehand, as do their sums; a
+reader reads again until all are numbers. A reader stops at its bound and writes NaN, see `ops.waiting`.
 """
 
 from __future__ import annotations
