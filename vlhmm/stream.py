@@ -74,9 +74,7 @@ class Stream:
         if belief is not None and belief.token.shape[0] == 1:
             belief = Belief(belief.token.expand(num), belief.log_probs.expand(num, -1))
         if belief is not None and belief.token.shape[0] != num:
-            raise ValueError(
-                f"the belief speaks of {belief.token.shape[0]} sequences, but {num} streams need 1 or {num}"
-            )
+            raise ValueError(f"the belief has {belief.token.shape[0]} sequences, but {num} streams need 1 or {num}")
         self._tables = tables
         states = tables.support.states_per_word
         require_memory(

@@ -76,7 +76,7 @@ def read_tensor_header(path: Path) -> TensorHeader:
             f"{path} cannot be read ({one_line(error)}): it was cut short or is no safetensors file"
         ) from None
     if metadata.get("format") != FORMAT:
-        raise FolderError(f"{path} does not say it is a {FORMAT} file: it is another program's")
+        raise FolderError(f"{path} does not say it is a {FORMAT} file: it was written by another program")
     if metadata.get("version") not in (UNCHECKED_VERSION, FILE_VERSION):
         raise FolderError(
             f"{path} has file version {one_line(metadata.get('version'), 80)}, this vlhmm reads {UNCHECKED_VERSION} and {FILE_VERSION}: update vlhmm"
@@ -84,7 +84,7 @@ def read_tensor_header(path: Path) -> TensorHeader:
     for name, dtype in types.items():
         if dtype not in DTYPES:
             raise FolderError(
-                f"{path} has {one_line(name, 80)} in {dtype}, but vlhmm writes {', '.join(DTYPES)}: it is another program's"
+                f"{path} has {one_line(name, 80)} in {dtype}, but vlhmm writes {', '.join(DTYPES)}: it was written by another program"
             )
     return TensorHeader(shapes, {name: DTYPES[dtype] for name, dtype in types.items()}, metadata)
 

@@ -171,7 +171,7 @@ def check_belief(belief: Belief | None, batch: Batch | None, tables: Tables) -> 
     expected = (size, tables.num_states if bool(soft.any()) else tables.support.states_per_word)
     if tuple(belief.log_probs.shape) != expected or belief.token.shape[0] != size:
         raise ValueError(
-            f"the belief speaks of {tuple(belief.log_probs.shape)} (sequences, states), but tokens and tables need {expected}: "
+            f"the belief has shape {tuple(belief.log_probs.shape)} (sequences, states), but tokens and tables need {expected}: "
             "carry the belief of the same sequences and the same model"
         )
     bad = ((belief.token < 0) & ~soft) | (belief.token >= tables.num_words)

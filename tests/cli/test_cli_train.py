@@ -219,7 +219,7 @@ def test_a_run_starts_from_a_trained_model_and_splits_its_states(
     ran = run("train", text_file, "--out", tmp_path / "run", *options, "--split-states", 2, "--json")
     assert ran.json["num_states"] == 2 * json.loads((model_dir / "results.json").read_text())["num_states"]
     other = run("train", "--out", tmp_path / "run", "--resume", "--device", "cpu", "--split-states", 3)
-    assert "was begun with --split-states 2, not 3" in other.error
+    assert "was started with --split-states 2, not 3" in other.error
     other = run("train", text_file, "--out", tmp_path / "other", *options, "--set", "dim=3")
     assert "dim = 3, but the model in" in other.error
     other = run("train", text_file, "--out", tmp_path / "other", "--split-states", 2)

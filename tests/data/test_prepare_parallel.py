@@ -120,10 +120,10 @@ def test_folders_are_joined_without_a_copy(text: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="joined with prepared corpora alone"):
         prepare([tmp_path / "first", text], None, tmp_path / "out")
     (tmp_path / "second").rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="where no prepared corpus is"):
+    with pytest.raises(ValueError, match="which is not a prepared corpus"):
         load_corpus(tmp_path / "joined")
     (tmp_path / "other").rename(tmp_path / "second")
-    with pytest.raises(ValueError, match="which was another corpus then"):
+    with pytest.raises(ValueError, match="which has changed since"):
         load_corpus(tmp_path / "joined")
 
 

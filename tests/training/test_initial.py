@@ -123,7 +123,7 @@ def test_a_run_killed_before_its_first_save_needs_the_same_weights(first, corpus
     out.mkdir()
     replace(plan, initial=plan.initial.decided(plan.recipe)).save(out)
     (copy / "model.safetensors").write_bytes(b"other")
-    with pytest.raises(FolderError, match="has changed since the run was begun"):
+    with pytest.raises(FolderError, match="has changed since the run was started"):
         train_and_report(read_plan(out), corpus, out, resume=True, score_held_out=False)
 
 

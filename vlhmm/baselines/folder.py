@@ -148,7 +148,9 @@ def _joined(folder: Path, sums: list[str]) -> dict[str, Tensor]:
         if not path.is_file():
             raise FolderError(f"{folder} lacks {path.name}: restore it, or train the baseline again")
         if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-            raise FolderError(f"{path} is damaged or of another model: it has not the SHA-256 that {ABOUT} records")
+            raise FolderError(
+                f"{path} is damaged or of another model: it does not have the SHA-256 that {ABOUT} records"
+            )
         for name, value in read_tensors(path)[0].items():
             weight, _, first = name.rpartition("@")
             parts.setdefault(weight, {})[int(first)] = value

@@ -243,4 +243,6 @@ class BaselineTask:
         )
         changed = [f"{name} = {before.get(name)!r}, not {now[name]!r}" for name in now if before.get(name) != now[name]]
         if changed:
-            raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings and text")
+            raise ValueError(
+                f"the run was started with {'; '.join(changed)}: resume it with the same settings and text"
+            )

@@ -70,14 +70,14 @@ def prepare(
     valid: Annotated[str | None, typer.Option(help="Validation text.", show_default=False)] = None,
     test: Annotated[str | None, typer.Option(help="Test text.", show_default=False)] = None,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, metavar="N", help="That tokenize a file each at a time.")
+        int,
+        typer.Option("--processes", min=1, metavar="N", help="Processes, each of which tokenizes one file at a time."),
     ] = 1,
     as_json: Json = False,
 ) -> None:
     """Turn text of any size into a corpus on disk.
 
-    The folder holds memory-mapped token files of train, valid and test text. Files named train*, valid* and test* are
-    those; other text is split by document, 90 : 5 : 5. Of prepared folders it holds their names alone.
+    The folder holds memory-mapped token files of train, valid and test text. Files named train*, valid* and test* become these splits; other text is split by document, 90 : 5 : 5. Prepared folders are joined by reference, not copied.
     """
     from vlhmm.distributed import world
     from vlhmm.reports import preparing_corpus
@@ -140,7 +140,7 @@ def cluster(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Put words that stand in the same places into blocks.
+    """Cluster words that occur in similar contexts into blocks.
 
     Writes a line `block TAB word TAB count` for every word.
     """

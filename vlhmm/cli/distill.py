@@ -52,7 +52,7 @@ def distill(
         typer.Argument(
             metavar="TEACHER",
             show_default=False,
-            help="A LM of transformers: a folder, a .gguf file, a package that carries one, or a name on the hub. With "
+            help="A language model for transformers: a folder, a .gguf file, a package that contains one, or a name on the hub. With "
             "--text it may be a masked one, or a folder that --teacher-tokens made.",
         ),
     ] = None,
@@ -61,7 +61,7 @@ def distill(
         typer.Option(
             "--text",
             metavar="CORPUS",
-            help="Learn from this text, as the teacher reads it; default: from text that the teacher generates.",
+            help="Learn from this text and the teacher's vectors of it; default: from text that the teacher generates.",
         ),
     ] = None,
     teacher_tokens: Annotated[
@@ -78,17 +78,26 @@ def distill(
     ] = None,
     cluster_tokens: Annotated[
         int | None,
-        typer.Option("--cluster-tokens", metavar="N", help="Whose vectors are clustered; 2 million, or all."),
+        typer.Option(
+            "--cluster-tokens", metavar="N", help="Tokens whose vectors are clustered; default: 2 million, or all."
+        ),
     ] = None,
     joint_tokens: Annotated[
         int | None,
-        typer.Option("--joint-tokens", metavar="N", help="Trained on with given states; a tenth, 5 million at most."),
+        typer.Option(
+            "--joint-tokens",
+            metavar="N",
+            help="Tokens to train on with given states; default: a tenth, at most 5 million.",
+        ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Train without given states too, in DIR/plain.")] = False,
     states: Annotated[int, typer.Option("--states", metavar="Z", help="States of the dense HMM.")] = 512,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="How much text is drawn.")] = 10_000_000,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="T", help="Where a sample is cut: as far as a guide looks ahead.")
+        int,
+        typer.Option(
+            "--max-tokens", metavar="T", help="Length at which a sample is cut; also how far a guide looks ahead."
+        ),
     ] = 64,
     temperature: Annotated[float, typer.Option("--temperature", help="Of the samples.")] = 1.0,
     prompts: Annotated[
@@ -101,11 +110,13 @@ def distill(
     ] = None,
     samples: Annotated[
         Path | None,
-        typer.Option("--samples", metavar="DIR", help="Where the text is kept and found again; else inside --out."),
+        typer.Option(
+            "--samples", metavar="DIR", help="Folder of the generated text, reused if it exists; default: inside --out."
+        ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", metavar="B", help="Samples drawn side by side; 4,096 on a GPU, else 32."),
+        typer.Option("--batch-size", metavar="B", help="Samples drawn in parallel; default: 4,096 on a GPU, else 32."),
     ] = None,
     tokenizer: TokenizerOption = None,
     vocab_size: VocabSize = None,
@@ -113,16 +124,18 @@ def distill(
     changes: Changes = None,
     max_seconds: Annotated[
         float | None,
-        typer.Option("--max-seconds", min=0, metavar="S", help="Draw no longer, and train on what is there."),
+        typer.Option(
+            "--max-seconds", min=0, metavar="S", help="Stop sampling after S seconds, and train on the samples so far."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Decides everything random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of all random numbers.")] = 0,
     device: DeviceOption = options.Device.auto,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> int:
-    """Train an HMM on what a language model writes, or on a text as the model reads it, over the same tokens.
+    """Train an HMM on text that a language model generates, or on a text with the model's vectors, over the same tokens.
 
-    Stopped at any time, the same command goes on where it was. Settings are those of `vlhmm train --preset distill`.
+    If it is stopped, the same command continues. Settings are those of `vlhmm train --preset distill`.
     """
     from vlhmm.cli.running import exit_status, watch_run
     from vlhmm.data.vocabulary import Vocabulary

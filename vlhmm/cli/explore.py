@@ -81,7 +81,7 @@ def explore(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page to look into a model with: its states on a map, its reading of texts, its training, its blocks."""
+    """Write one HTML page for looking into a model: a map of its states, posteriors over texts, its training, its blocks."""
     from vlhmm.explorer import exploring, write_page
     from vlhmm.lm import load
 

@@ -46,13 +46,13 @@ def generate(
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option("--top-p", show_default=False, help="Only the likeliest tokens of this probability together."),
+        typer.Option("--top-p", show_default=False, help="Only the likeliest tokens whose probabilities sum to P."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", show_default=False, help="The same seed, the same texts.")
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="No draws: the one text that is likeliest together with its states.")
+        bool, typer.Option("--best", help="No sampling: the one text that is likeliest together with its states.")
     ] = False,
     must_contain: Annotated[
         Phrases,
@@ -134,7 +134,7 @@ def generate(
         ),
     ] = None,
     ignore_case: Annotated[
-        bool, typer.Option("--ignore-case", help="Phrases in any case.", rich_help_panel=CONSTRAINTS)
+        bool, typer.Option("--ignore-case", help="Match phrases in any case.", rich_help_panel=CONSTRAINTS)
     ] = False,
     allow_unk: AllowUnk = False,
     time_limit: Annotated[
@@ -143,7 +143,7 @@ def generate(
             "--time-limit",
             metavar="SECONDS",
             show_default=False,
-            help="Refuse constraints that take longer to compile; 2 where not given, inf for any time.",
+            help="Refuse constraints that take longer to compile (default: 2); inf: no limit.",
             rich_help_panel=CONSTRAINTS,
         ),
     ] = None,
@@ -151,7 +151,7 @@ def generate(
 ) -> None:
     """Draw texts from the model, one a line.
 
-    Under constraints they are exact samples of p(text | constraints) at temperature 1, and hold at any other.
+    With constraints they are exact samples of p(text | constraints) at temperature 1; the constraints hold at any temperature.
     """
     from vlhmm import control
     from vlhmm.data.json_file import read_text

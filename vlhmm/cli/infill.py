@@ -39,11 +39,11 @@ def infill(
     gap: Annotated[
         str | None,
         typer.Option(
-            "--gap", metavar="A-B", show_default=False, help="How many tokens ___ stands for; a word where not given."
+            "--gap", metavar="A-B", show_default=False, help="How many tokens ___ stands for; default: one word."
         ),
     ] = None,
     max_gap_tokens: Annotated[
-        int, typer.Option("--max-gap-tokens", metavar="N", help="Of a word, where tokens are parts of words.")
+        int, typer.Option("--max-gap-tokens", metavar="N", help="Longest word in tokens, with a subword tokenizer.")
     ] = 8,
     eos: Annotated[bool, typer.Option("--eos", help="The text ends after its last word.")] = False,
     exclude: Annotated[

@@ -44,7 +44,7 @@ def inspect(
     ] = None,
     memory: Annotated[
         int,
-        typer.Option("--memory", min=0, metavar="N", help="The longest context whose perplexity is asked; 0: none."),
+        typer.Option("--memory", min=0, metavar="N", help="The longest context whose perplexity is measured; 0: none."),
     ] = 64,
     top: Annotated[int, typer.Option("--top", min=0, help="How many of the most used states.")] = 12,
     streams: Annotated[

@@ -81,7 +81,7 @@ VocabSize = Annotated[
         "--vocab-size",
         metavar="N",
         show_default=False,
-        help="Tokens of bpe or words at most; default for bpe: 8 x the square root of the bytes of text, 512 to 16,384.",
+        help="Largest vocabulary of bpe or words; default for bpe: 8 x the square root of the bytes of text, 512 to 16,384.",
     ),
 ]
 MinCount = Annotated[
@@ -95,7 +95,7 @@ MinCount = Annotated[
 ]
 
 
-AllowUnk = Annotated[bool, typer.Option("--allow-unk", help="The unknown word too; without it, it is left out.")]
+AllowUnk = Annotated[bool, typer.Option("--allow-unk", help="Allow the unknown word; by default it is left out.")]
 
 
 class Device(StrEnum):
@@ -104,7 +104,7 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-DeviceOption = Annotated[Device, typer.Option("--device", help="auto: CUDA where there is one.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="auto: CUDA if available.")]
 
 
 def choose_device(device: Device) -> torch.device:

@@ -82,7 +82,7 @@ def next_tokens(
     text: Annotated[
         str,
         typer.Argument(
-            metavar="TEXT", show_default=False, callback=utf8, help="What came before; `-`: stdin, a text a line."
+            metavar="TEXT", show_default=False, callback=utf8, help="The text so far; `-`: stdin, a text a line."
         ),
     ] = "",
     top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,

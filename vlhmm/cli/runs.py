@@ -29,7 +29,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a model that is there already.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a run's best model into a folder to ship, without the state of the training, and check the copy."""
+    """Copy a run's best model into a folder to ship, without the training state, and check the copy."""
     from vlhmm.reports import export_run
 
     exported = export_run(run, out, force=force)
@@ -46,7 +46,7 @@ def compare(
     ],
     split: Annotated[Split, typer.Option("--split", help="The part of the corpus that is scored.")] = Split.test,
     samples: Annotated[int, typer.Option("--samples", min=1, metavar="N", help="Samples of the bootstrap.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Decides them.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of the bootstrap.")] = 0,
     device: DeviceOption = options.Device.auto,
     data_dir: DataDir = None,
     as_json: Json = False,

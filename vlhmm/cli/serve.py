@@ -39,7 +39,9 @@ def serve(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--model-name", show_default=False, help="What clients call the model; the folder's name."),
+        typer.Option(
+            "--model-name", show_default=False, help="What clients call the model; default: the folder's name."
+        ),
     ] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Texts that are computed side by side.")] = 64,
     max_requests: Annotated[
@@ -55,7 +57,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: completions as OpenAI's API has them, every query of this package, metrics, a page.
 
-    SIGTERM or Ctrl-C ends it after the requests under way.
+    SIGTERM or Ctrl-C ends it after the running requests.
     """
     from vlhmm.lm import load
     from vlhmm.server import ServerSettings

@@ -86,7 +86,7 @@ class Asked:
         """The settings of a run that goes on; refuses options that ask for others."""
         if self.by_em != (saved_em is not None):
             before, now = ("gradient", "em") if self.by_em else ("em", "gradient")
-            raise ValueError(f"the run was begun with --method {before}, not {now}: begin a new run")
+            raise ValueError(f"the run was started with --method {before}, not {now}: start a new run")
         same_base = self.preset is None and self.config is None
         asked = saved.with_changes(self._recipe_changes()) if same_base else self.recipe(saved)
         changed = _differences(saved.to_dict(), asked.to_dict())
@@ -94,7 +94,7 @@ class Asked:
             changed += self._em_differences(saved_em)
         if changed:
             raise ValueError(
-                f"the run was begun with {'; '.join(changed)}: leave those options out, or begin a new run"
+                f"the run was started with {'; '.join(changed)}: leave those options out, or start a new run"
             )
         return saved, saved_em
 

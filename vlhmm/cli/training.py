@@ -66,7 +66,7 @@ def train(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="cpu, default (for a GPU), demo, linear, scalar, chiu2020-ptb, ...; if none is named, by device and amount of text.",
+            help="cpu, default (for a GPU), demo, linear, scalar, chiu2020-ptb, ...; default: chosen by device and amount of text.",
         ),
     ] = None,
     method: Annotated[
@@ -98,7 +98,7 @@ def train(
             "--split-states",
             metavar="N",
             min=1,
-            help="With --init-from: each state becomes N, and every text is as likely as before.",
+            help="With --init-from: each state becomes N; the probability of every text is unchanged.",
         ),
     ] = None,
     split_blocks: Annotated[
@@ -107,16 +107,16 @@ def train(
             "--split-blocks",
             metavar="N",
             min=1,
-            help="With --init-from, for free tables: the words of each block go into N, each with states of its own.",
+            help="With --init-from, for free tables: the words of each block are split into N blocks, each with states of its own.",
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
     vocab_size: VocabSize = None,
     min_count: MinCount = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Decides everything random.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of all random numbers.")] = None,
     device: DeviceOption = options.Device.auto,
     max_seconds: Annotated[
-        float | None, typer.Option("--max-seconds", min=0, metavar="S", help="Stop after S.")
+        float | None, typer.Option("--max-seconds", min=0, metavar="S", help="Stop after S seconds.")
     ] = None,
     local_steps: Annotated[
         int,
@@ -127,7 +127,7 @@ def train(
             help="Under torchrun: steps by each process alone between two averages; 1: sums at every step.",
         ),
     ] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR, with its settings.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in DIR with its settings.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")] = False,
     no_eval: Annotated[
         bool, typer.Option("--no-eval", help="Do not score the held-out text at the end: the test text is left unread.")
@@ -162,7 +162,7 @@ def train(
     if resume and saved is None:
         if corpus_name is None:
             missing = (
-                "there is no such folder" if not out.exists() else f"it has no {RECIPE}, so no run was begun there"
+                "there is no such folder" if not out.exists() else f"it has no {RECIPE}, so no run was started there"
             )
             raise ValueError(
                 f"nothing to resume in {out}: {missing}; begin a run with: {program()} train CORPUS --out {shlex.quote(str(out))}"
@@ -197,8 +197,8 @@ def train(
     corpus = read_corpus(source, data_dir, tokenizer if asked_for else kept, vocab_size, min_count)
     if kept is not None and corpus.tokenizer != kept:
         raise ValueError(
-            f"the run {'was begun' if saved is not None else 'begins'} with {kept!r}, but the options ask for {corpus.tokenizer!r}: "
-            "leave --tokenizer, --vocab-size and --min-count out, or begin a new run"
+            f"the run {'was started' if saved is not None else 'starts'} with {kept!r}, but the options ask for {corpus.tokenizer!r}: "
+            "leave --tokenizer, --vocab-size and --min-count out, or start a new run"
         )
     if saved is None and asked.leaves_preset_open:
         choice = choose_recipe(chosen_device.type, len(corpus.train), corpus.tokenizer.vocab_size)
@@ -276,7 +276,7 @@ def _initial(
     for option, value in named.items():
         if value is not None and value != begun[option]:
             raise ValueError(
-                f"the run was begun with {option} {begun[option] or 'left out'}, not {value}: leave it out, or begin a new run"
+                f"the run was started with {option} {begun[option] or 'left out'}, not {value}: leave it out, or start a new run"
             )
     return saved
 

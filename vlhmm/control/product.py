@@ -169,7 +169,7 @@ def lookahead(
     """
     if automaton.num_tokens != tables.num_words:
         raise ValueError(
-            f"the constraint speaks of {automaton.num_tokens} tokens, but the HMM has {tables.num_words}: "
+            f"the constraint is over {automaton.num_tokens} tokens, but the HMM has {tables.num_words}: "
             "compile it with the HMM's own tokenizer"
         )
     if steps < 0:

@@ -250,7 +250,7 @@ def _parsed(pattern: str) -> _Nfa:
     if depth > MAX_DEPTH:
         raise ValueError(
             f"groups are nested {depth} deep in a pattern of {len(pattern)} characters, at most {MAX_DEPTH} are allowed; "
-            "take away groups that change nothing"
+            "remove groups that have no effect"
         )
     nfa = _Nfa(pattern)
     begin, end = nfa.node(), nfa.node()

@@ -272,11 +272,11 @@ def _load_joined(folder: Path, name: str, manifest: Mapping[str, Any], verify: b
         path = Path(part["folder"])
         if not (path / MANIFEST).is_file():
             raise ValueError(
-                f"{folder} refers to {path}, where no prepared corpus is; join the corpora again from where they are"
+                f"{folder} refers to {path}, which is not a prepared corpus; join the corpora again from where they are"
             )
         corpora.append(load_prepared(path, verify=verify))
         if corpora[-1].hash != part["hash"]:
-            raise ValueError(f"{folder} refers to {path}, which was another corpus then; join the corpora again")
+            raise ValueError(f"{folder} refers to {path}, which has changed since; join the corpora again")
     train, valid, test = (Tokens.joined([getattr(corpus, split) for corpus in corpora]) for split in SPLITS)
     return Corpus(name, corpora[0].tokenizer, train, valid, test, str(manifest["hash"]), str(manifest["note"]))
 

@@ -36,7 +36,7 @@ def read_text(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> 
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(
-            f"{path} has more than {max_bytes:,} bytes, the limit for such a file: it is another program's"
+            f"{path} has more than {max_bytes:,} bytes, the limit for such a file: it was written by another program"
         )
     try:
         return content.decode()
@@ -48,5 +48,7 @@ def read_json_object(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYT
     """The object in a file; other JSON values are refused."""
     values = parse_json(read_text(path, max_bytes), str(path))
     if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a {type(values).__name__}, but an object is needed: it is another program's")
+        raise ValueError(
+            f"{path} holds a {type(values).__name__}, but an object is needed: it was written by another program"
+        )
     return values

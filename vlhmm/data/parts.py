@@ -182,7 +182,7 @@ class Workers:
                 yield task.result()
             except BrokenProcessPool as error:
                 raise ValueError(
-                    "a process that tokenizes was killed, perhaps for want of memory: use fewer --processes"
+                    "a process that tokenizes was killed, perhaps out of memory: use fewer --processes"
                 ) from error
 
 

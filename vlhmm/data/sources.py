@@ -59,7 +59,7 @@ def text_files(inputs: StrPath | Sequence[StrPath]) -> list[TextPath]:
         elif not path.is_file():
             raise ValueError(f"no file or folder at {path}; give text in one of {', '.join(SUFFIXES)}")
         elif not _has_suffix(path):
-            raise ValueError(f"{path} is of no supported kind; supported are {', '.join(SUFFIXES)}")
+            raise ValueError(f"{path} has an unsupported file type; supported are {', '.join(SUFFIXES)}")
         else:
             files.append(path)
     if not files:

@@ -75,7 +75,7 @@ def before_tokens(belief: Belief, tables: Tables) -> Belief:
         return belief
     if not tables.support.dense:
         raise ValueError(
-            f"the belief speaks of all {tables.num_states} states after log_likelihoods, but a token of this HMM can follow "
+            f"the belief is over all {tables.num_states} states after log_likelihoods, but a token of this HMM can follow "
             f"{tables.support.states_per_word} states only: continue with log_likelihoods, e.g. hmm.emission[:, token].log()"
         )
     plain = next((word for word in (0, 1) if word != tables.reset_token and word < tables.num_words), None)

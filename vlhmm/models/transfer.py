@@ -123,7 +123,7 @@ def _copy(parameter: nn.Parameter, vectors: Tensor, what: str, rows: str) -> Non
         )
     if not bool(vectors.isfinite().all()):
         row = int((~vectors.isfinite()).any(dim=1).nonzero()[0, 0])
-        raise ValueError(f"the {what} are not finite in row {row}: leave it out, or mend what made them")
+        raise ValueError(f"the {what} are not finite in row {row}: leave it out, or fix their source")
     parameter.copy_(vectors)
 
 

@@ -156,7 +156,7 @@ def training_run(
         if plan.recipe.stages is not None:
             if not resume and folder.holds(RECIPE):
                 raise FolderError(
-                    f"{folder.path} already holds a run: go on with it by --resume, or choose another folder"
+                    f"{folder.path} already holds a run: continue it with --resume, or choose another folder"
                 )
             training_steps(plan.recipe, corpus)
             _write_plan(plan, corpus, folder, blocks)
@@ -321,7 +321,7 @@ def _blocks(
     if folder.resume and (folder.path / RECIPE).exists() and kept.exists():
         saved = Blocks.load(kept, corpus.tokenizer.tokens())
         if given is not None and not np.array_equal(given.block_of_word, saved.block_of_word):
-            raise ValueError(f"the run was begun with other blocks than those of {blocks_file}: leave --blocks out")
+            raise ValueError(f"the run was started with other blocks than those of {blocks_file}: leave --blocks out")
         return saved
     if given is not None:
         return given

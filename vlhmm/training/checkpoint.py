@@ -148,7 +148,7 @@ def check_beside(folder: Path, config: str, metadata: Mapping[str, str], *, veri
     # Before it is parsed: the parser of a damaged vocabulary has more ways to fail than one.
     if verify and recorded is not None and recorded != sha256_of_file(file):
         raise FolderError(
-            f"{file} is damaged or of another model: it has not the SHA-256 that {folder / MODEL} records; restore it"
+            f"{file} is damaged or of another model: it does not have the SHA-256 that {folder / MODEL} records; restore it"
         )
     tokenizer = Tokenizer.load(file)
     recorded = metadata.get("tokenizer")
@@ -232,7 +232,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify
 def _read_config(path: Path, text: str) -> dict[str, Any]:
     values = parse_json(text, str(path))
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise FolderError(f"{path} does not say it is a {FORMAT} model: it is another program's folder")
+        raise FolderError(f"{path} does not say it is a {FORMAT} model: it is the folder of another program")
     check_version(path, values)
     missing = {"model", "support", "reset_token"} - values.keys()
     if missing:

@@ -187,7 +187,7 @@ class BaumWelchTask:
         loss = -self._log_prob / (number * self.settings.batch_size * self.settings.window)
         if not math.isfinite(loss):
             iteration = (self.step - 1) // self.num_batches + 1
-            raise DivergedError(f"Baum-Welch broke down in iteration {iteration}: the loss is {loss}")
+            raise DivergedError(f"Baum-Welch diverged in iteration {iteration}: the loss is {loss}")
         return loss
 
     def check_due(self) -> bool:
@@ -226,7 +226,7 @@ class BaumWelchTask:
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         if values["about"] != self.about:
-            raise ValueError("the run was begun with other settings or another text: resume it with the same ones")
+            raise ValueError("the run was started with other settings or another text: resume it with the same ones")
         self.model.load_state_dict(part_of(tensors, "model."))
         self.best.restore(tensors, values["best_perplexity"], self.model.group_of_word.device)
         self.step = values["iteration"] * self.num_batches

@@ -384,22 +384,24 @@ class GradientTask:
             raise ValueError(f"{self.out} holds a run of another kind: choose another folder")
         if about["corpus"]["hash"] != self.corpus.hash:
             raise ValueError(
-                f"the run was begun on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "
+                f"the run was started on corpus {about['corpus']['name']} ({about['corpus']['hash'][:12]}), not on "
                 f"{self.corpus.name} ({self.corpus.short_hash}): resume it with the same text"
             )
         # A run of an earlier version has none of the settings that came later.
         before, now = {**asdict(TrainSettings()), **about["train"]}, asdict(self.settings)
         changed = [f"{name} = {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
         if changed:
-            raise ValueError(f"the run was begun with {'; '.join(changed)}: resume it with the same settings")
+            raise ValueError(f"the run was started with {'; '.join(changed)}: resume it with the same settings")
         local = about.get("local_steps", 1)
         if self.here.size > 1 and local != self.local_steps:
             raise ValueError(
-                f"the run was begun with local_steps = {local}, not {self.local_steps}: resume it with the same"
+                f"the run was started with local_steps = {local}, not {self.local_steps}: resume it with the same"
             )
         given = about.get("joint")
         if self.given is None and given is not None and step >= given["steps"]:
             # All that is left is p(x), which asks for no states.
             self.about["joint"] = given
         if given != self.about.get("joint"):
-            raise ValueError("the run was begun with other given states, or without them: resume it with the same ones")
+            raise ValueError(
+                "the run was started with other given states, or without them: resume it with the same ones"
+            )

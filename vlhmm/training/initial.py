@@ -54,7 +54,7 @@ class InitialWeights:
         found = self.sha256_now()
         if self.sha256 and found != self.sha256:
             raise FolderError(
-                f"{self.folder / MODEL} has changed since the run was begun from it: restore it, or begin a new run"
+                f"{self.folder / MODEL} has changed since the run was started from it: restore it, or start a new run"
             )
         return replace(self, noise=noise, sha256=found)
 
@@ -123,7 +123,7 @@ def initial_model(
     reset = saved.model.reset_token
     if reset is not None and reset != corpus.tokenizer.eos_id:
         raise FolderError(
-            f"the model in {folder} begins anew after token {reset}, but EOS of the corpus is {corpus.tokenizer.eos_id}: it is "
+            f"the model in {folder} resets after token {reset}, but EOS of the corpus is {corpus.tokenizer.eos_id}: it is "
             "of another kind of text"
         )
     model = saved.model

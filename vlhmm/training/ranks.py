@@ -73,8 +73,8 @@ def require_same_weights(model: Model, here: World, step: int) -> None:
         differing = [name for name in sums if other[name] != every[0][name]]
         if differing:
             raise RuntimeError(
-                f"after step {step} {differing[0]} differs between rank 0 and rank {rank}: their devices do not compute alike; "
-                "use devices of one kind, and go on from the last checkpoint by --resume"
+                f"after step {step} {differing[0]} differs between rank 0 and rank {rank}: their devices compute different results; "
+                "use devices of one kind, and continue from the last checkpoint with --resume"
             )
 
 

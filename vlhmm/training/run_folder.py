@@ -68,7 +68,7 @@ class RunFolder:
             ) from None
         if not self.resume and (self.path / STATE).exists():
             self._lock.release()
-            raise FolderError(f"{self.path} already holds a run: go on with it by --resume, or choose another folder")
+            raise FolderError(f"{self.path} already holds a run: continue it with --resume, or choose another folder")
         if not self.resume and (self.path / CONFIG).exists():
             self._lock.release()
             raise FolderError(f"{self.path} already holds a model: choose another folder")

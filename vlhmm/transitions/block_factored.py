@@ -110,7 +110,7 @@ class BlockFactoredTransition:
             raise ValueError("a block-factored transition needs a partition of the states into blocks")
         if self.log_block.shape[1] != support.num_groups:
             raise ValueError(
-                f"the transition knows {self.log_block.shape[1]} blocks, but the support has {support.num_groups}"
+                f"the transition has {self.log_block.shape[1]} blocks, but the support has {support.num_groups}"
             )
         check_square(self.shape, support)
 

@@ -260,7 +260,7 @@ class DecoderTask:
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         if values["about"] != self.about:
-            raise ValueError("the run was begun with other settings or another text: resume it with the same ones")
+            raise ValueError("the run was started with other settings or another text: resume it with the same ones")
         load_weights(self.decoder, part_of(tensors, "decoder."))
         restore_optimizer(self.optimizer, part_of(tensors, "optimizer."))
         self.step, self.best_perplexity = values["step"], values["best_perplexity"]

@@ -157,7 +157,9 @@ class LVDPlan:
                 yield clusters
                 return
             if folder is not None and folder.holds(STATE):
-                raise ValueError(f"{kept} is missing: the run in {out} was begun another way, choose another folder")
+                raise ValueError(
+                    f"{kept} is missing: the run in {out} was started with other options: choose another folder"
+                )
             for event in self._found(here) if given is None else [given]:
                 if isinstance(event, StateClusters) and folder is not None and kept is not None:
                     folder.write(partial(event.save, kept, self.about))

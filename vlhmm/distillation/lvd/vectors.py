@@ -78,7 +78,7 @@ def check_teacher(teacher: VectorTeacher, settings: VectorSettings, num_words: i
     """Refuses, before anything is read, a teacher that cannot give these vectors for texts over so many words."""
     if teacher.num_words != num_words:
         raise ValueError(
-            f"{teacher.name} knows {teacher.num_words} tokens, but the model has {num_words}: they need one vocabulary"
+            f"{teacher.name} has {teacher.num_words} tokens, but the model has {num_words}: they need one vocabulary"
         )
     if settings.position == "before" and teacher.sees_ahead:
         raise ValueError(
