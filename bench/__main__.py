@@ -203,7 +203,7 @@ def hang(
     seconds: Annotated[float, typer.Option(help="Of all phases together.")] = 120.0,
     quick: Quick = False,
 ) -> None:
-    """Provokes what might make cooperative kernels wait for ever; exit status 1 where one gave up, 3 where all hung."""
+    """Stress-tests cooperative kernels for deadlocks; exit status 1 if a wait reached its bound, 3 if all hung."""
     begun, where = time.perf_counter(), _device(device)
     rates, nodes = measure_rates(where, quick), cooperative_nodes(where)
 

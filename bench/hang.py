@@ -1,8 +1,8 @@
-"""Provokes what might make cooperative kernels wait for ever: `python -m bench hang`.
+"""Stress-tests cooperative kernels for deadlocks: `python -m bench hang`.
 
 Threads with streams of different priorities train dense HMMs whose kernels are cooperative, as captured graphs that are replayed at
 once; grids of as many programs as there are multiprocessors compete, with one another and with large kernels that are not cooperative. A
-watchdog ends the process where nobody makes progress, and says which kernels have given up.
+watchdog ends the process if no thread makes progress, and reports which kernels reached the bound of a wait.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _dense(states: int, device: torch.device) -> Callable[[], None]:
     """Tables made in place: copies would halve what fits."""
     log_start = torch.zeros(states, device=device).log_softmax(0)
     log_transition = _log_rows(states, states, device)
-    # Uniform over words: what each state emits must sum to one, and nobody looks at the answer.
+    # Uniform over words: what each state emits must sum to one, and the answer is not used.
     log_emission = torch.zeros(32_000, states, device=device).sub_(torch.tensor(32_000.0).log())
     support = convert(dense_support(32_000, states), device=device)
     hmm = HMM(Tables(support, log_start, TableTransition(log_transition), log_emission, precision=QUERY_PRECISION))

@@ -42,7 +42,7 @@ class Profile:
     milliseconds: float
     """Of one call that is waited for, the median."""
     in_a_row_ms: float
-    """Of one call of many that nobody waits for, as in training."""
+    """Of one of many calls without synchronisation, as in training."""
     kernels: list[Kernel]
     """The longest first."""
     order: list[tuple[str, float]]

@@ -205,7 +205,7 @@ def show(
     folders = results_folders(file) if results is None else (results,)
     shown = show_table(asked, checksums(asked.corpus, data_dir), folders)
     if plot:
-        # First: whoever reads only the beginning of a table closes the pipe, and that ends the command.
+        # First: a reader of only the beginning of a table closes the pipe, which ends the command.
         _plot(shown, file if results is None else results / file.name)
     if as_json:
         print_json(shown.to_dict())

@@ -1,4 +1,4 @@
-"""The settings of a row: an HMM of ours, begun and trained one way or another, or a baseline. The names are those of table files."""
+"""The settings of a row: an HMM of this package, its initialisation and training, or a baseline. The names are those of table files."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def baseline_settings(name: str) -> RowSettings:
 
 
 def recipe_of(settings: RowSettings) -> Recipe | None:
-    """That of an HMM of ours."""
+    """That of an HMM of this package."""
     if isinstance(settings, Recipe):
         return settings
     return settings.recipe if isinstance(settings, TaughtHMM | BaumWelchHMM | RestartedHMM) else None

@@ -31,6 +31,10 @@ SourceArgument = Annotated[
         help="A corpus, a text file, or `-` for stdin; default: the corpus it was trained on.",
     ),
 ]
+ValidSplit = Annotated[
+    Split | None,
+    typer.Option("--split", show_default=False, help="Which part of a corpus (default: valid); a file has none."),
+]
 
 
 def register(app: typer.Typer) -> None:

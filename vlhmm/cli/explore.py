@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.evaluation import Split, read_source
+from vlhmm.cli.evaluation import Split, ValidSplit, read_source
 from vlhmm.cli.options import DataDir, DeviceOption, Json, ModelDir, choose_device, texts_of, utf8
 from vlhmm.cli.show import facts, print_json, watch
 
@@ -50,10 +50,7 @@ def explore(
             help="The text whose states are counted; default: the corpus it was trained on.",
         ),
     ] = None,
-    split: Annotated[
-        Split | None,
-        typer.Option("--split", show_default=False, help="Which part of a corpus (default: valid); a file has none."),
-    ] = None,
+    split: ValidSplit = None,
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, metavar="N", help="Only the first N tokens of it.")
     ] = 10_000,

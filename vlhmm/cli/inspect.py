@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlhmm.cli import options
-from vlhmm.cli.evaluation import SourceArgument, Split, read_source
+from vlhmm.cli.evaluation import SourceArgument, Split, ValidSplit, read_source
 from vlhmm.cli.options import DataDir, DeviceOption, Json, ModelDir, check_picture, choose_device
 from vlhmm.cli.show import bar, facts, line, print_json, print_table, table, watch
 
@@ -34,10 +34,7 @@ def register(app: typer.Typer) -> None:
 def inspect(
     folder: ModelDir,
     source: SourceArgument = None,
-    split: Annotated[
-        Split | None,
-        typer.Option("--split", show_default=False, help="Which part of a corpus (default: valid); a file has none."),
-    ] = None,
+    split: ValidSplit = None,
     tokens: Annotated[
         int | None,
         typer.Option("--tokens", min=2, metavar="N", help="Only the first N tokens; default: all of the text."),

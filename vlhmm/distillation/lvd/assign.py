@@ -219,7 +219,7 @@ def nearest_states(
 class StateLabeller:
     """Gives every token of a batch its state: the teacher reads the batch, and the nearest centroid decides.
 
-    On a GPU, batches of one size after the other are labelled by a CUDA graph where the teacher is a decoder of ours.
+    On a GPU, batches of one size after the other are labelled by a CUDA graph where the teacher is a `Decoder`.
     """
 
     def __init__(
