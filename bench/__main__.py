@@ -229,7 +229,7 @@ def constraints(
     ] = None,
     quick: Quick = False,
 ) -> None:
-    """Processor time until a constraint is compiled or refused."""
+    """CPU time until a constraint is compiled or refused."""
     begun = time.perf_counter()
     where = torch.device("cpu")
     found = list(compiled(quick, tokenizer))

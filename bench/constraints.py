@@ -35,7 +35,7 @@ class Compiled:
     vocabulary: str
     tokens: int
     seconds: float
-    """Of processor time, the fastest of the repetitions; with the making of the constraint."""
+    """Of CPU time, the fastest of the repetitions; with the making of the constraint."""
     states: int | None = None
     """Of the automaton; None where the constraint was refused."""
     classes: int | None = None

@@ -698,7 +698,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
             unk: Draw the unknown token too.
             generator: Random numbers, or a generator for each prompt, with which a prompt gets the texts that it would get
                 alone; None: the global generator of PyTorch.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
+            time_limit: Seconds of CPU time that compiling the constraint may take; None: any time.
             max_new_tokens: Another name of `max_tokens`, as in transformers.
             num_return_sequences: Another name of `num`, as in transformers.
             do_sample: False: take the most likely next token each time, as `top_k=1` does. True or None: draw.

@@ -333,7 +333,7 @@ def own_text_cost() -> str:
         ]
         for found in _own_text_results()
     )
-    headings = ["training text", "tokens", "states", "parameters", "epochs", "processor seconds, all in all", "device"]
+    headings = ["training text", "tokens", "states", "parameters", "epochs", "CPU seconds in total", "device"]
     return markdown_table(headings, rows)
 
 

@@ -79,7 +79,7 @@ class Constraint(ABC):
 
         Args:
             tokenizer: A `vlhmm.Tokenizer`, a tokenizer of transformers, or the texts of the tokens.
-            time_limit: Seconds of processor time that this may take; None: any time.
+            time_limit: Seconds of CPU time that this may take; None: any time.
 
         Returns:
             The automaton over token ids.

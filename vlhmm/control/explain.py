@@ -20,7 +20,7 @@ def explain_empty(
     """Which parts no sequence of at most `max_tokens` tokens (EOS not counted) satisfies; None if there is one.
 
     The parts named are impossible together, and possible as soon as any one of them is left out. To find them takes a
-    compilation of each part's rest: all of them together within `time_limit` seconds of processor time.
+    compilation of each part's rest: all of them together within `time_limit` seconds of CPU time.
     """
     with limited_to(time_limit):
         return _explained(constraint, TokenTexts.of(tokenizer), max_tokens)

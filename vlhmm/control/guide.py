@@ -94,7 +94,7 @@ class Guide:
         prompt_lengths: Number of tokens of each prompt without its padding; None: `pad_token_id` on the left is padding.
         read_prompt: The HMM reads the prompt too; without it, its text begins where the prompt ends.
         must_end: The text must end at EOS within `max_new_tokens`; without it, it may also be cut off there.
-        time_limit: Seconds of processor time that compiling each constraint may take; None: any time.
+        time_limit: Seconds of CPU time that compiling each constraint may take; None: any time.
 
     Raises:
         ImpossibleConstraintError: No text of `max_new_tokens` tokens satisfies the constraint.

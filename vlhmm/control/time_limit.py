@@ -1,6 +1,6 @@
 """Constraints are compiled within a time limit: loops whose length depends on the constraint ask whether it has passed.
 
-The limit is on processor time of the compiling thread, so that a constraint is not refused because the machine is busy.
+The limit is on CPU time of the compiling thread, so that a constraint is not refused because the machine is busy.
 It is held in a context variable: threads that compile side by side each have their own.
 """
 

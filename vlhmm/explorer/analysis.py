@@ -127,7 +127,7 @@ def analyse_text(
         text: The text.
         top: Number of states of each token, and of states after each of these.
         constraint: A constraint on the text, whose probability is followed from token to token; None: none.
-        time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
+        time_limit: Seconds of CPU time that compiling the constraint may take; None: any time.
 
     Returns:
         The analysis. `vlhmm.reports.as_json` makes JSON of it.

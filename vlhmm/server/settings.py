@@ -50,9 +50,9 @@ class ServerSettings:
     max_constrained: int = 16
     """Requests under a constraint that hold such a table; others wait."""
     constraint_seconds: float = 2.0
-    """Processor time until a constraint is compiled."""
+    """CPU time until a constraint is compiled."""
     lookahead_seconds: float = 30.0
-    """Processor time until the table of a constraint is filled."""
+    """CPU time until the table of a constraint is filled."""
     body_seconds: float = 30.0
     """Until a request has arrived; a slower one is answered 408."""
     request_seconds: float = 300.0

@@ -79,7 +79,7 @@ class ConstrainedTexts:
             max_tokens: New tokens, at most; a text ends at EOS or there.
             constraint: What the new tokens must satisfy; None: nothing.
             unk: Let the unknown token be in the text too.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
+            time_limit: Seconds of CPU time that compiling the constraint may take; None: any time.
 
         Returns:
             The text, prompt included, and its log p(x, z); for a list of prompts a list.
@@ -144,7 +144,7 @@ class ConstrainedTexts:
             length: Number of tokens.
             until_eos: Compute P(EOS comes within `length` tokens, and the tokens before it satisfy the constraint) instead. Without
                 it EOS is none of the tokens.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
+            time_limit: Seconds of CPU time that compiling the constraint may take; None: any time.
 
         Returns:
             The probability; for a list of texts a list.
@@ -176,7 +176,7 @@ class ConstrainedTexts:
         Args:
             text: The text that is followed, T tokens.
             constraint: The constraint, on the whole text.
-            time_limit: Seconds of processor time that compiling the constraint may take; None: any time.
+            time_limit: Seconds of CPU time that compiling the constraint may take; None: any time.
 
         Returns:
             T + 1 probabilities, for t = 0, 1, ..., T. The last one is 1 if `text` satisfies the constraint, else 0.
