@@ -107,7 +107,7 @@ class Graphed(Generic[Result]):
     def forget(self) -> None:
         """Frees all graphs and their memory, and resets the counts."""
         if self._device.type == "cuda" and any(own.graph is not None for own in self._captured.values()):
-            # Their memory is given back while nothing runs in it. The whole device must not be waited for while another thread captures.
+            # Their memory is freed while nothing runs in it. A device-wide synchronisation is not allowed while another thread captures.
             torch.cuda.current_stream(self._device).synchronize()
         self._captured.clear()
 

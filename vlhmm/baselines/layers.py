@@ -23,7 +23,7 @@ After = Callable[[Int[Tensor, " B"]], State]
 """From the word that came to the state it leaves."""
 
 MAX_LOGITS: Final = 1 << 26
-"""Logits that are held at once where no gradient is asked for."""
+"""Logits that are held at once without gradients."""
 
 
 @dataclass(frozen=True)

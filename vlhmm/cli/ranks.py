@@ -1,4 +1,4 @@
-"""Commands that torchrun starts: what each rank may run, and that only one of them is heard."""
+"""Commands that torchrun starts: which commands ranks may run, and output from the first rank alone."""
 
 from __future__ import annotations
 

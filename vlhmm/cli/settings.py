@@ -76,7 +76,7 @@ class Asked:
         return {name: text for name, text in self.changes.items() if name == "seed" or name not in _em_names()}
 
     def named(self, recipe: Recipe) -> dict[str, Any]:
-        """The settings of model and blocks that are asked for by name, with their values in the recipe."""
+        """The settings of model and blocks that are given explicitly, with their values in the recipe."""
         sections = recipe.to_dict()
         names = {name for part in ("model", "blocks") for name in self.sections.get(part, {})} | self.changes.keys()
         known = {**sections["blocks"], **sections["model"]}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 class JoinedIds:
     """Arrays of ids one after the other, read as one flat array is: by numbers, slices and arrays of numbers.
 
-    Only what is asked for is read. `numpy.asarray` reads all of it.
+    Only the ids that are indexed are read. `numpy.asarray` reads all of it.
 
     Args:
         parts: The arrays.

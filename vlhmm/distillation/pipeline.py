@@ -144,7 +144,7 @@ def distill(
     """
     device = torch.device(device)
     if lvd and isinstance(teacher, str):
-        # It is asked for text, then for vectors.
+        # It generates text, then vectors.
         teacher = load_teacher(teacher, device)
     folder = Path(out) / SAMPLES if samples is None else Path(samples)
     recipe = recipe or preset("distill")

@@ -174,7 +174,7 @@ BEST_PATH = Query(_best_path, _copies, 5)
 
 
 def _both_ways(fixed: Fixed, text: Text, in_graph: bool, counts: bool) -> tuple[DenseRun, Gradient]:
-    """Forward, and back to the posteriors and, if they are asked for, the transition counts."""
+    """Forward, and back to the posteriors and, if requested, the transition counts."""
     run = fixed.forward(text, in_graph, keep=True)
     gradient = dense.backward(
         *(fixed.prepared, text, run, torch.ones_like(run.token_log_probs), None, fixed.tables.precision),

@@ -113,7 +113,7 @@ class SmallQueries:
         return Counts(start, moves, emissions), log_probs
 
     def _ready(self) -> SmallDense | None:
-        """The loops over the tables as they are now; None where a gradient may be asked of them."""
+        """The loops over the tables as they are now; None if they may require gradients."""
         if self._uncounted or (torch.is_grad_enabled() and any(part.requires_grad for part in self._parts)):
             return None
         versions = [part._version for part in self._parts]

@@ -49,7 +49,7 @@ class LayeredNetwork(nn.Module):
 class JointEncoder(nn.Module):
     """An embedding for every state, or one for each of its roles, and a network for each role or one for all.
 
-    All states are encoded, whichever are asked for: a decoder reads them as one sequence.
+    All states are encoded, whichever are needed: a decoder reads them as one sequence.
     """
 
     embedding: nn.Embedding

@@ -249,7 +249,7 @@ class Model(nn.Module):
             numerics: What matrix products on a GPU read.
 
         Returns:
-            Tables that compute the emissions of a window's tokens when they are asked for, and the transition from the states of
+            Tables that compute the emissions of a window's tokens on demand, and the transition from the states of
             `previous` or None.
 
         Example:

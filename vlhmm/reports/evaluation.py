@@ -77,7 +77,7 @@ def evaluating_source(
     if here.rank == here.size - 1:
         for step in _evaluating_baselines(lm, source, found):
             if isinstance(step, Note) and here.size > 1:
-                # Only the first rank is heard.
+                # Only the first rank prints.
                 notes.append(step)
             else:
                 yield step

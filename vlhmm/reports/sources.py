@@ -56,7 +56,7 @@ def read_source(
         folder: Its folder, which says what it was trained on.
         source: A corpus or a text file; None: the corpus of its training.
         split: Which part of a corpus; None: `default`. A file has no parts.
-        default: The part if no other is asked for.
+        default: The part if `split` is None.
         data_dir: The folder that holds ptb/ and wikitext-2/.
         lines: The text itself, in place of a file of the name `source`.
 

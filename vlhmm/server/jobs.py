@@ -1,4 +1,4 @@
-"""What the engine is asked for: texts to be read, texts to be written, and questions to the model."""
+"""Jobs of the engine: texts to read, texts to write, and queries of the model."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ServerSettings:
     max_stop: int = 16
     """Stop strings of a request."""
     max_query_length: int = 2048
-    """Tokens of a text whose states are asked for: one at a time is computed."""
+    """Tokens of a text in queries of states: one at a time is computed."""
     max_analysed_length: int = 200
     """Tokens of a text for the explorer page."""
     max_constraint_bytes: int = 1 << 28

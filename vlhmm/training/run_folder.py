@@ -33,7 +33,7 @@ STATE, LOG, RESULTS = "training.safetensors", "log.jsonl", "results.json"
 
 
 class RunFolder:
-    """`with RunFolder(path, resume)`: held by one process at a time, given back however it ends, kill -9 included.
+    """`with RunFolder(path, resume)`: locked by one process at a time, and released however it ends, kill -9 included.
 
     What a killed process left half written is removed on entering. Of several ranks all enter, and the first alone reads and
     writes files. A run that it began is resumed where torchrun starts the processes anew.

@@ -71,7 +71,7 @@ class StateClusters:
         return vectors
 
     def save(self, path: Path, about: str) -> None:
-        """`about`: what they were made from, in words that `load` gives back."""
+        """`about`: what they were made from, as text that `load` returns."""
         tensors = {"centroids": self.centroids, "used": self.used}
         if self.projection is not None:
             tensors |= {"mean": self.projection.mean, "basis": self.projection.basis}

@@ -303,7 +303,7 @@ def backward(
         init = tl.load(init_of + at)
         if i % BETWEEN_SUMS == 0:
             passed = tl.sum(here * slope, axis=0)
-        # What cannot be has no gradient, whatever was asked of it.
+        # What is impossible has no gradient, whatever its cotangent.
         rising = tl.where(here > 0.0, slope + (cotangent - passed), 0.0)
         # A total of 0 leaves no state reached. From the first piece on it is the ratio.
         ratio = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), MAX_RATIO)

@@ -145,7 +145,7 @@ class Run:
 class Gradient:
     log_previous: Float[Tensor, "B K"]
     log_inits: Float[Tensor, "I K"] | None
-    """None where none is asked for."""
+    """None if not requested."""
     out: Float[Tensor, "Z H"]
     """Of a table: its gradient, and the next two are none."""
     into: Float[Tensor, "Y H"] | None

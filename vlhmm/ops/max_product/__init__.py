@@ -20,7 +20,7 @@ Backtrace = ScoresBefore | KeptScores
 def max_product(
     factors: Factors, keep_backtrace: bool
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"], Backtrace | None]:
-    """The gain at each position of the best score, the last scores (their best is 0), and what the backtrace needs if it is asked for.
+    """The gain at each position of the best score, the last scores (their best is 0), and what the backtrace needs if requested.
 
     Scores are relative to the best one; the gains sum to the best path's log-probability.
     """

@@ -164,7 +164,7 @@ class _Recursion(torch.autograd.Function):
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
         alpha, totals, underflow, token_log_probs, log_last = saved[7:12]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
-        # An impossible token or state has no gradient, whatever was asked of it.
+        # An impossible token or state has no gradient, whatever its cotangent.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
         last_cotangent = torch.where(log_last.isinf(), 0.0, cotangents[1])
         wanted = ctx.needs_input_grad[:4]
@@ -254,7 +254,7 @@ class _DenseRecursion(torch.autograd.Function):
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if ctx.rows is not None:
             asked = (
-                # An impossible token or state has no gradient, whatever was asked of it.
+                # An impossible token or state has no gradient, whatever its cotangent.
                 torch.zeros_like(value) if cotangent is None else torch.where(value.isinf(), 0.0, cotangent)
                 for value, cotangent in zip((token_log_probs, log_last), cotangents[:2], strict=True)
             )

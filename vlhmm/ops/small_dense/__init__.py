@@ -105,7 +105,7 @@ class SmallDense:
         return None if found is None else found[0].astype(self._dtype, copy=False)
 
     def _filtered(self, text: SmallText, per_token: bool) -> tuple[Array, Array] | None:
-        """log p(x_t | x_<t) if it is asked for, and log p(x)."""
+        """log p(x_t | x_<t) if requested, and log p(x)."""
         plan = self._plan(text, kept=0)
         if plan is None:
             return None

@@ -220,7 +220,7 @@ def smooth(tables, text, peaks, log_probs, log_prob, probs, start_counts, move_c
                 value = load(back, z)
                 store(row, z, times(message, value))
                 value = times(times(load(emissions, emitted + z), value), scale)
-                # Of a state that was not reached nothing is asked, and the number could be beyond the type.
+                # A state that was not reached is skipped: its number could overflow.
                 store(ahead, ahead_at + z, where_positive(message, value, zeros(start)))
             for z in range(states):
                 probs[b, t, z] = row[z]

@@ -216,7 +216,7 @@ def smooth(tables, text, log_probs, log_prob, probs, start_counts, move_counts, 
                 continue
             token, scale = tokens[b, t], 1 / totals[t]
             for z in range(states):
-                # Of a state that was not reached nothing is asked, and the number could be beyond the type.
+                # A state that was not reached is skipped: its number could overflow.
                 ahead[z] = emissions[token, z] * back[z] * scale if messages[t, z] > 0 else scale * 0
             move_back(messages, np.uint64(t - 1), moves, ahead, back)
             if counted:

@@ -28,7 +28,7 @@ def log_sums(table, result, num_rows, K, part_rows, ROWS: tl.constexpr, BLOCK_K:
     part = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     end = tl.minimum((part + 1) * part_rows, num_rows)
-    # Each thread goes by its own peaks: those of a column would have to be asked of the others at every step.
+    # Each thread goes by its own peaks: those of a column would need a reduction over threads at every step.
     peak = tl.full((ROWS, BLOCK_K), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS, BLOCK_K), dtype=tl.float32)
     for first in range(part * part_rows, end, ROWS):

@@ -26,7 +26,7 @@ def copy_rows(per_word, words, rows, X, K, BLOCK_K: tl.constexpr):
 def sum_rows(rows, order, bounds, per_word, K, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     """per_word[x] = the sum of the rows order[bounds[x]], ..., order[bounds[x + 1] - 1]: a program a word and piece of K.
 
-    Several rows are asked for at once: a frequent word has hundreds, and to wait for each would take long.
+    Several rows are loaded at once: a frequent word has hundreds, and waiting for each would be slow.
     """
     word = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
