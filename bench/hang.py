@@ -96,6 +96,8 @@ def _phase(name: str, workers: list[Worker], device: torch.device, seconds: floa
             stopping.set()
         # The first step compiles kernels.
         if now - moved > SILENT_SECONDS * (1 if all(one.steps for one in workers) else 6):
+            # Threads that go on after all must not run beside what follows.
+            stopping.set()
             return _told(name, "hung", now - begun, workers)
     outcome = "gave up" if any(isinstance(one.error, waiting.DeviceWaitError) for one in workers) else "ended"
     phase = _told(name, outcome, time.perf_counter() - begun, workers)
