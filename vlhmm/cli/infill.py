@@ -74,7 +74,7 @@ def infill(
             eos=eos,
             exclude=exclude or (),
             unk=allow_unk,
-            generator=generator,
+            seed=generator,
         )
         if as_json:
             print_json(filled, text=one)
