@@ -133,9 +133,7 @@ def test_lists_are_answered_as_each_text_is(lm: vlhmm.LanguageModel, unk: bool) 
         best = lm.best_text(texts, max_tokens=3, unk=unk, constraint=constraint)
         for seed, text in enumerate(texts):
             alone = torch.Generator().manual_seed(seed)
-            assert drawn[seed] == lm.generate(
-                text, num=20, max_tokens=3, unk=unk, constraint=constraint, generator=alone
-            )
+            assert drawn[seed] == lm.generate(text, num=20, max_tokens=3, unk=unk, constraint=constraint, seed=alone)
             expected = lm.best_text(text, max_tokens=3, unk=unk, constraint=constraint).log_prob
             assert best[seed].log_prob == pytest.approx(expected, abs=1e-4)
         new = [text[len(prompt) :] for prompt, rows in zip(texts, drawn, strict=True) for text in rows]

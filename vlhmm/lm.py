@@ -35,7 +35,7 @@ from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
 from vlhmm.text.queries import TextQueries
 from vlhmm.text.stream import TextStream
 from vlhmm.text.word_gaps import MAX_WORD_TOKENS, WordGaps, infill_words, word_gaps
-from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
+from vlhmm.training.checkpoint import MODEL, FolderError, check_replaceable, load_model, save_model
 
 UNKNOWN_TOKENS = 2
 """Before the EOS after which a text begins. With one fewer, states that are never visited still count; more change little."""
@@ -147,7 +147,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
             dtype: torch.bfloat16 halves the file, and rounds the weights to 8 bits of mantissa; None: the weights as they are.
 
         Raises:
-            ValueError: `dtype` is another one.
+            ValueError: `dtype` is another one, or the folder is a file, or holds another program's model.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
@@ -155,6 +155,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
             >>> vlhmm.load("copy").score("the cat") == lm.score("the cat")
             True
         """
+        check_replaceable(Path(folder))
         save_model(Path(folder), self.model, self.tokenizer, self.about, self._weights(dtype))
 
     @classmethod
