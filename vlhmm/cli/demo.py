@@ -111,7 +111,7 @@ def _show_model(folder: Path, corpus: Corpus) -> None:
     texts = lm.generate(num=NUM_SENTENCES, max_tokens=SENTENCE_TOKENS, seed=0)
     facts([(str(number), " ".join(text.splitlines())) for number, text in enumerate(texts, 1)])
     _heading("A sentence of the test text, and the words of the states it most likely came from")
-    print_path(lm.viterbi(_sentence(corpus)))
+    print_path(lm.viterbi(_sentence(corpus)), lm.tokenizer.shown)
 
 
 def _sentence(corpus: Corpus) -> str:
