@@ -28,6 +28,14 @@ def B(token: object = b.token, log_probs: object = b.log_probs) -> Belief:
 
 
 CASES: dict[str, Callable[[], object]] = {
+    "guide_str": lambda: vlhmm.Guide(lm, "cat", max_new_tokens=4),
+    "guide_strs": lambda: vlhmm.Guide(lm, [vlhmm.contains("cat"), "dog"], max_new_tokens=4),
+    "guide_path": lambda: vlhmm.Guide("runs/a", vlhmm.contains("cat"), max_new_tokens=4),
+    "guide_none": lambda: vlhmm.Guide(None, vlhmm.contains("cat"), max_new_tokens=4),
+    "guide_one": lambda: vlhmm.Guide(lm, 3, max_new_tokens=4),
+    "lm_path": lambda: vlhmm.LanguageModel("runs/a", lm.tokenizer),
+    "lm_tables": lambda: vlhmm.LanguageModel(hmm.tables, lm.tokenizer),
+    "lm_words": lambda: vlhmm.LanguageModel(m, ["a", "b"]),
     "b_f32": lambda: hmm.log_prob(T, belief=B(log_probs=b.log_probs.float())),
     "b_f32n": lambda: hmm.next_token_probs(B(log_probs=b.log_probs.float())),
     "b_f32f": lambda: hmm.filter(T, belief=B(log_probs=b.log_probs.float())),
@@ -110,6 +118,11 @@ CASES: dict[str, Callable[[], object]] = {
     "lperplexity": lambda: lm.perplexity(["the", 5]),
     "lgenl": lambda: lm.generate(["the", b"cat"]),
     "lgengl": lambda: lm.generate(["the", "cat"], generator=[None, 5]),
+    "lgensl": lambda: lm.generate(["the", "cat"], seed=[None, 5]),
+    "lgensd": lambda: lm.generate("the", seed="5"),
+    "lgenboth": lambda: lm.generate("the", seed=5, generator=torch.Generator()),
+    "linfseed": lambda: lm.infill("the ___", seed=1.5),
+    "linfgen": lambda: lm.infill("the ___", generator=5),
     "lgens": lambda: lm.generate("the", do_sample="no"),
     "lsur": lambda: lm.score("the caf\udce9"),
     "lgenp": lambda: lm.generate(None),

@@ -79,7 +79,7 @@ def test_guided_and_masked_texts_always_satisfy(teacher: Teacher, lm: vlhmm.Lang
     eos = lm.tokenizer.eos_id
     assert eos is not None
     for make in (
-        lambda some, limit, width: guide_of(lm, some, limit),
+        lambda some, limit, width: guide_of(lm, some, limit).step,
         lambda some, limit, width: mask_of(eos, some, limit, width, 3),
     ):
         outputs = controlled_texts(teacher, SETS, automata, make, 3, 2, 0, Timer())
@@ -167,6 +167,6 @@ def test_smollm2_keeps_to_keywords_and_is_distilled(tmp_path: Path) -> None:
     sets = [KeywordSet(("river", "garden"), None, 24), KeywordSet(("cat", "at night"), (4, 12), 24)]
     automata = [constraint_of(keywords).compile(made.lm.tokenizer) for keywords in sets]
     outputs = controlled_texts(
-        teacher, sets, automata, lambda some, limit, width: guide_of(made.lm, some, limit), 2, 2, 0, Timer()
+        teacher, sets, automata, lambda some, limit, width: guide_of(made.lm, some, limit).step, 2, 2, 0, Timer()
     )
     assert all(output.satisfied for output in outputs), json.dumps([output.text for output in outputs])

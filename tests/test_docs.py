@@ -167,13 +167,9 @@ def test_the_notebook_of_a_tutorial_is_that_of_its_page(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    # That on steering needs SmolLM2.
-    "name",
-    [pytest.param(name, marks=[pytest.mark.llm] if name == "steering" else []) for name in NOTEBOOKS],
-)
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_notebook_of_a_tutorial_runs(name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the Jupyter kernel; `!vlhmm` starts the package that is tested here."""
+    """By the Jupyter kernel; `!vlhmm` starts the package that is tested here. That on steering runs with the small teacher of the pages."""
     path = ROOT / "docs" / "tutorials" / f"{name}.ipynb"
     command = workspace / "bin" / "vlhmm"
     command.parent.mkdir()

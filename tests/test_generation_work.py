@@ -38,7 +38,7 @@ def drawn_to_the_end(lm: vlhmm.LanguageModel, prompt: str, num: int, max_tokens:
 @pytest.mark.parametrize("max_tokens", [1, 3, 40])
 def test_texts_are_those_of_drawing_every_one_to_the_end(lm: vlhmm.LanguageModel, max_tokens: int) -> None:
     for seed in range(3):
-        ours = lm.generate("the cat", num=12, max_tokens=max_tokens, generator=torch.Generator().manual_seed(seed))
+        ours = lm.generate("the cat", num=12, max_tokens=max_tokens, seed=seed)
         assert ours == drawn_to_the_end(lm, "the cat", 12, max_tokens, seed)
 
 
@@ -56,7 +56,7 @@ def test_texts_that_have_ended_take_no_more_work(
         return probs
 
     monkeypatch.setattr(vlhmm.HMM, "next_token_probs", counted)
-    texts = lm.generate(num=num, max_tokens=1_000_000, generator=torch.Generator().manual_seed(0))
+    texts = lm.generate(num=num, max_tokens=1_000_000, seed=0)
     lengths = [len(lm.tokenizer.encode(text)) + 1 for text in texts]
     assert len(asked) == max(lengths)
     assert sum(asked) == sum(lengths)

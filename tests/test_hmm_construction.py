@@ -60,7 +60,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path):
         "damaged": ["SHA-256"],
         "short": ["short"],
         "text": ["safetensors"],
-        "missing": ["missing"],
+        "missing": ["there is no file", "missing"],
         "model": ["holds no HMM"],
         "lacks": ["log_start"],
         "later": ["quantum", "low-rank"],
@@ -71,6 +71,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path):
         refused(lambda name=name: vlhmm.HMM.load(tmp_path / name), *patterns)
     with pytest.raises(FolderError):
         vlhmm.HMM.load(tmp_path / "damaged")
+    refused(lambda: vlhmm.HMM.random(3, 4).save(tmp_path), "is a folder", "hmm.safetensors")
     vlhmm.HMM.load(tmp_path / "h", "cpu", verify=True)
 
 

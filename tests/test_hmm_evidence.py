@@ -236,3 +236,60 @@ def test_bad_evidence_is_refused():
     )
     only = vlhmm.HMM.random(3, 1, reset_token=0)
     refused(lambda: only.log_prob([0], belief=only.filter(log_likelihoods=values[0]).belief), "reset")
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND[::3], ids=str)
+def test_an_em_step_normalises_the_counts_of_the_enumeration(kind):
+    """Of start and transition; the emission, whose place the evidence takes, stays as it is."""
+    hmm, seen, evidence = with_evidence(kind, seed=17)
+    if not seen:
+        pytest.skip("no sequence is possible")
+    fitted = hmm.fit(log_likelihoods=evidence, iterations=1)
+    close(fitted.log_probs[0], sum(oracle.log_prob(tokens) for oracle, tokens in seen))
+    start = sum(oracle.counts(tokens).start for oracle, tokens in seen)
+    transition = sum(oracle.counts(tokens).transition for oracle, tokens in seen)
+    used = transition.sum(1) > 1e-12
+    close(fitted.hmm.start, start / start.sum())
+    close(fitted.hmm.transition[torch.as_tensor(used)], transition[used] / transition[used].sum(1, keepdims=True))
+    assert torch.equal(fitted.hmm.emission, hmm.emission)
+    assert fitted.hmm.tables.reset_token == hmm.tables.reset_token
+    close(fitted.log_prob, fitted.hmm.log_prob(log_likelihoods=evidence).sum().numpy())
+    assert fitted.num_tokens == sum(map(len, evidence))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_size": 2, "learning_rate": 0.5, "seed": 0}, {"method": "adam"}, {"restarts": 2, "seed": 1}],
+    ids=["em", "mini-batches", "adam", "restarts"],
+)
+def test_start_and_transition_are_fitted_to_evidence(options):
+    truth = vlhmm.HMM.from_probabilities([0.9, 0.1], [[0.95, 0.05], [0.1, 0.9]], [[1.0], [1.0]], dtype=torch.float64)
+    states = truth.sample(40, 30, seed=0).states
+    evidence = 2.0 * torch.nn.functional.one_hot(states, 2).double()
+    hmm = vlhmm.HMM.random(2, 3, dtype=torch.float64)
+    fitted = hmm.fit(log_likelihoods=evidence, iterations=60, **options)
+    np.testing.assert_allclose(fitted.hmm.transition, truth.transition, atol=0.15)
+    assert fitted.log_prob > hmm.log_prob(log_likelihoods=evidence).sum() + 50
+    assert torch.equal(fitted.hmm.emission, hmm.emission)
+    # One of start, one of each row of the transition.
+    assert fitted.num_parameters == 3
+
+
+def test_known_states_and_fixed_probabilities_hold_with_evidence():
+    hmm = vlhmm.HMM.random(3, 2, dtype=torch.float64)
+    evidence = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    path = [[0, 1, 2, 0, 1], [2, 0, 1, 2, 0]]
+    known = hmm.fit(log_likelihoods=evidence, states=path, iterations=1).hmm
+    close(known.transition, [[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    close(known.start, [0.5, 0, 0.5])
+    fixed = torch.eye(3, dtype=torch.bool)
+    kept = hmm.fit(log_likelihoods=evidence, fixed={"transition": fixed}, params="t", iterations=3).hmm
+    assert torch.equal(kept.transition[fixed], hmm.transition[fixed])
+    assert torch.equal(kept.start, hmm.start)
+    one = hmm.fit(log_likelihoods=evidence[0, :4], iterations=2).hmm
+    padded = hmm.fit(log_likelihoods=evidence[:1], lengths=[4], iterations=2).hmm
+    close(one.transition, padded.transition.numpy())
+    refused(lambda: hmm.fit(), "0 sequences")
+    refused(lambda: hmm.fit([[0]], log_likelihoods=evidence), "both")
+    refused(lambda: hmm.fit(log_likelihoods=evidence, fixed={"emission": True}), "emission")
+    refused(lambda: hmm.fit(log_likelihoods=evidence[:, :, :2]), r"\b3\b")

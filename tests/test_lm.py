@@ -58,7 +58,7 @@ def test_the_best_path_is_at_most_as_likely_as_the_text(lm: vlhmm.LanguageModel)
 
 def test_generation_is_reproducible_and_ends_at_eos(lm: vlhmm.LanguageModel) -> None:
     def texts() -> list[str]:
-        return lm.generate("the cat", num=20, max_tokens=30, generator=torch.Generator().manual_seed(3))
+        return lm.generate("the cat", num=20, max_tokens=30, seed=3)
 
     assert texts() == texts()
     assert all(text.startswith("the cat") for text in texts())
@@ -103,3 +103,16 @@ def test_a_model_saved_in_bf16_is_the_rounded_model_in_half_the_bytes(lm: vlhmm.
     assert abs(sizes[0] - sizes[1] - 2 * floats) < 200
     with pytest.raises(ValueError, match=r"dtype is torch\.float16"):
         lm.save(tmp_path / "other", dtype=torch.float16)
+
+
+def test_a_file_or_another_programs_model_is_not_replaced(tmp_path: Path, lm: vlhmm.LanguageModel) -> None:
+    (tmp_path / "letter").write_text("dear")
+    with pytest.raises(ValueError, match="letter is a file, but a model is saved as a folder"):
+        lm.save(tmp_path / "letter")
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match=r"config.json is not of a vlhmm model, and would be replaced"):
+        lm.save(tmp_path / "llama")
+    assert (tmp_path / "llama" / "config.json").read_text() == '{"model_type": "llama"}'
+    for _ in range(2):
+        lm.save(tmp_path / "own")

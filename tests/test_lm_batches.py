@@ -147,9 +147,9 @@ def test_a_prompt_with_its_own_generator_is_continued_as_alone(lm: vlhmm.Languag
         return [torch.Generator().manual_seed(seed) for seed in range(len(texts))]
 
     for constraint in (None, contains("the")):
-        together = lm.generate(texts, num=3, max_tokens=5, constraint=constraint, generator=seeded())
+        together = lm.generate(texts, num=3, max_tokens=5, constraint=constraint, seed=seeded())
         alone = [
-            lm.generate(text, num=3, max_tokens=5, constraint=constraint, generator=generator)
+            lm.generate(text, num=3, max_tokens=5, constraint=constraint, seed=generator)
             for text, generator in zip(texts, seeded(), strict=True)
         ]
         assert together == alone
@@ -159,7 +159,7 @@ def test_prompts_of_a_list_are_drawn_independently(lm: vlhmm.LanguageModel) -> N
     """One generator for all: the frequencies of the first token are those of `next_tokens`, for each prompt."""
     prompts = ["", "the", "the cat sees the dog in"]
     num = 2000
-    drawn = lm.generate(prompts, num=num, max_tokens=1, generator=torch.Generator().manual_seed(1))
+    drawn = lm.generate(prompts, num=num, max_tokens=1, seed=1)
     for prompt, texts in zip(prompts, drawn, strict=True):
         for token, prob in lm.next_tokens(prompt, top=5):
             ending = prompt if token == "<eos>" else f"{prompt} {token}".strip()
@@ -208,8 +208,8 @@ def test_answers_do_not_depend_on_the_size_of_batches(lm: vlhmm.LanguageModel, m
             lm.score(texts, eos=True),
             [sorted(found) for found in lm.next_tokens(texts, top=100)],
             lm.constraint_probability(texts, contains("the"), 3),
-            lm.generate(texts, max_tokens=4, num=2, generator=one_each),
-            lm.generate(texts, max_tokens=4, constraint=contains("the"), generator=generator, top_k=1),
+            lm.generate(texts, max_tokens=4, num=2, seed=one_each),
+            lm.generate(texts, max_tokens=4, constraint=contains("the"), seed=generator, top_k=1),
         ]
 
     whole = answers()
@@ -242,8 +242,8 @@ def test_a_bad_text_of_a_list_is_named_by_its_place(lm: vlhmm.LanguageModel) -> 
     for wrong in (5, None, b"the", {"the"}, {"the": 1}):
         with pytest.raises(ValueError, match=r"a list of texts is needed"):
             as_texts("text", wrong)
-    with pytest.raises(ValueError, match=r"generator has 1 generators, but there are 2 prompts"):
-        lm.generate(["the", "cat"], generator=[torch.Generator()])
+    with pytest.raises(ValueError, match=r"seed has 1 generators or numbers, but there are 2 prompts"):
+        lm.generate(["the", "cat"], seed=[torch.Generator()])
 
 
 def test_an_impossible_text_of_a_list_is_named_by_its_place() -> None:
@@ -261,3 +261,27 @@ def test_an_impossible_text_of_a_list_is_named_by_its_place() -> None:
         lm.generate(["a", "b", "a b"])
     with pytest.raises(ValueError, match=r"text 1 of the list .* probability zero"):
         lm.generate(["", "a"], constraint=contains("a"), max_tokens=3)
+
+
+def test_infill_of_a_list_names_the_text_that_it_refuses(lm: vlhmm.LanguageModel) -> None:
+    with pytest.raises(ValueError, match=r"^text 1 of the list \(the first is 0\): the text has 0 gaps"):
+        lm.infill(["the ___", "no gap"])
+    with pytest.raises(ValueError, match=r"^the text has 0 gaps"):
+        lm.infill("no gap")
+
+
+def test_a_seed_is_a_number_or_a_generator_and_the_older_name_warns(lm: vlhmm.LanguageModel) -> None:
+    def seeded() -> torch.Generator:
+        return torch.Generator().manual_seed(4)
+
+    for draw in (
+        lambda **given: lm.generate("the", num=4, max_tokens=6, **given),
+        lambda **given: lm.generate("the", num=4, max_tokens=6, constraint=contains("the"), **given),
+        lambda **given: lm.generate(["the", "cat"], num=2, max_tokens=6, **given),
+        lambda **given: lm.infill(["the ___{3} the", "___ cat"], num=4, **given),
+    ):
+        drawn = draw(seed=4)
+        assert draw(seed=seeded()) == drawn
+        with pytest.warns(DeprecationWarning, match="generator= is now seed="):
+            assert draw(generator=seeded()) == drawn
+    assert lm.generate(["the", "cat"], seed=[4, 7]) == [lm.generate("the", seed=4), lm.generate("cat", seed=7)]

@@ -87,8 +87,8 @@ def test_names_of_transformers_mean_the_same(lm: vlhmm.LanguageModel) -> None:
     def seeded() -> torch.Generator:
         return torch.Generator().manual_seed(0)
 
-    ours = lm.generate("a", max_tokens=7, num=4, generator=seeded())
-    theirs = lm.generate("a", max_new_tokens=7, num_return_sequences=4, do_sample=True, generator=seeded())
+    ours = lm.generate("a", max_tokens=7, num=4, seed=seeded())
+    theirs = lm.generate("a", max_new_tokens=7, num_return_sequences=4, do_sample=True, seed=seeded())
     assert ours == theirs
     assert len(ours) == 4
     assert lm.generate("b", do_sample=False, max_new_tokens=3) == ["b a a a"]
@@ -122,7 +122,7 @@ def test_settings_act_on_the_exact_next_token_distribution(
         num_return_sequences=num,
         max_new_tokens=1,
         constraint=constraint,
-        generator=torch.Generator().manual_seed(5),
+        seed=5,
         **settings,
     )
     total = sum(expected.values())
@@ -149,3 +149,12 @@ def test_settings_act_on_the_exact_next_token_distribution(
 def test_contradicting_arguments_are_refused(lm: vlhmm.LanguageModel, settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         lm.generate("a", **settings)
+
+
+def test_a_language_model_of_an_hmm_says_what_it_is() -> None:
+    hmm = vlhmm.HMM.random(num_states=5, num_words=3)
+    lm = vlhmm.LanguageModel(hmm, named(3))
+    assert lm.score("w0 w2") == vlhmm.LanguageModel.from_hmm(hmm, named(3)).score("w0 w2")
+    # 5 + 5 x 5 + 5 x 3 free logits.
+    assert repr(lm) == "LanguageModel(5 states, 3 tokens (words), 45 parameters, cpu)"
+    assert repr(lm.model) == "Model(scalar, 5 states, 3 words, 45 parameters, cpu)"

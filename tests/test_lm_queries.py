@@ -160,7 +160,7 @@ def every_filling(
 def test_gaps_are_filled_as_enumeration_says(lm: vlhmm.LanguageModel) -> None:
     joint = every_filling(lm, ["the", "sees", "dog"], [(1, 1)])
     total = sum(joint.values())
-    filled = lm.infill("the ___ sees ___ dog", num=4, top=1000, unk=True, generator=torch.Generator().manual_seed(2))
+    filled = lm.infill("the ___ sees ___ dog", num=4, top=1000, unk=True, seed=2)
     assert filled.log_prob == pytest.approx(math.log(total), abs=1e-4)
     for number, gap in enumerate(filled.gaps):
         assert gap.lengths == [(1, 1.0)]
@@ -179,7 +179,7 @@ def test_gaps_are_filled_as_enumeration_says(lm: vlhmm.LanguageModel) -> None:
 def test_all_lengths_and_fillings_sum_to_one(lm: vlhmm.LanguageModel, end: bool) -> None:
     joint = every_filling(lm, ["the", "sees"], [(1,), (2,)], end)
     total = sum(joint.values())
-    filled = lm.infill("the ___{1,2} sees", num=200, eos=end, unk=True, generator=torch.Generator().manual_seed(3))
+    filled = lm.infill("the ___{1,2} sees", num=200, eos=end, unk=True, seed=3)
     # Each number of tokens is equally likely beforehand.
     assert filled.log_prob == pytest.approx(math.log(total / 2), abs=1e-4)
     lengths = dict(filled.gaps[0].lengths)
@@ -293,5 +293,5 @@ def test_a_stream_of_subword_text_is_the_whole_text() -> None:
         fed = [token for piece in cuts for token in stream.feed(piece)]
         assert [token.token for token in fed] == [token.token for token in lm.score(TEXT).tokens]
         assert stream.log_prob == pytest.approx(lm.score(TEXT).log_prob, abs=1e-4)
-    filled = lm.infill("the ___{1,2} sees the dog", num=2, generator=torch.Generator().manual_seed(0))
+    filled = lm.infill("the ___{1,2} sees the dog", num=2, seed=0)
     assert all(one.text.startswith("the") and one.text.endswith(" sees the dog") for one in filled.samples)

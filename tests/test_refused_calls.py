@@ -29,3 +29,12 @@ def test_malformed_calls_are_refused_with_one_sentence() -> None:
     assert not raw, "these were refused by something else than a ValueError"
     unclear = {name: text for name, (_, text) in outcomes.items() if "\n" in text or not 30 <= len(text) <= 220}
     assert not unclear, "these are not one sentence that says what is needed"
+    # What is most likely meant is named.
+    meant = {
+        "guide_str": "vlhmm.contains('cat')",
+        "guide_strs": "vlhmm.contains('dog')",
+        "guide_path": "vlhmm.load('runs/a')",
+        "lm_path": "vlhmm.load('runs/a')",
+        "lm_tables": "vlhmm.HMM(tables)",
+    }
+    assert all(remedy in outcomes[name][1] for name, remedy in meant.items())

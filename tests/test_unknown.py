@@ -65,7 +65,7 @@ def every_text(lm: vlhmm.LanguageModel) -> dict[tuple[str, ...], tuple[float, fl
 
 def draws(lm: vlhmm.LanguageModel, **how: object) -> Counter[str]:
     generator = torch.Generator().manual_seed(0)
-    return Counter(lm.generate(num=DRAWS, max_tokens=LENGTH, generator=generator, **how))  # type: ignore[arg-type]
+    return Counter(lm.generate(num=DRAWS, max_tokens=LENGTH, seed=generator, **how))  # type: ignore[arg-type]
 
 
 def require_drawn_from(drawn: Counter[str], probs: dict[str, float]) -> None:
@@ -129,13 +129,11 @@ def test_lists_are_answered_as_each_text_is(lm: vlhmm.LanguageModel, unk: bool) 
         assert dict(found) == pytest.approx(dict(lm.next_tokens(text, top=100, unk=unk)), rel=1e-4)
     for constraint in (None, vlhmm.contains("cat")):
         seeded = [torch.Generator().manual_seed(seed) for seed in range(3)]
-        drawn = lm.generate(texts, num=20, max_tokens=3, unk=unk, constraint=constraint, generator=seeded)
+        drawn = lm.generate(texts, num=20, max_tokens=3, unk=unk, constraint=constraint, seed=seeded)
         best = lm.best_text(texts, max_tokens=3, unk=unk, constraint=constraint)
         for seed, text in enumerate(texts):
             alone = torch.Generator().manual_seed(seed)
-            assert drawn[seed] == lm.generate(
-                text, num=20, max_tokens=3, unk=unk, constraint=constraint, generator=alone
-            )
+            assert drawn[seed] == lm.generate(text, num=20, max_tokens=3, unk=unk, constraint=constraint, seed=alone)
             expected = lm.best_text(text, max_tokens=3, unk=unk, constraint=constraint).log_prob
             assert best[seed].log_prob == pytest.approx(expected, abs=1e-4)
         new = [text[len(prompt) :] for prompt, rows in zip(texts, drawn, strict=True) for text in rows]

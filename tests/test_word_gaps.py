@@ -115,7 +115,7 @@ def test_words_of_two_gaps_are_drawn_jointly(lm: vlhmm.LanguageModel, monkeypatc
     total = sum(joint.values())
     number = 120
     generator = torch.Generator().manual_seed(0)
-    filled = lm.infill(text, max_gap_tokens=2, num=number, eos=False, generator=generator)
+    filled = lm.infill(text, max_gap_tokens=2, num=number, eos=False, seed=generator)
     assert filled.log_prob == pytest.approx(math.log(total), rel=1e-9)
     drawn = Counter(tuple(sample.gaps) for sample in filled.samples)
     assert drawn.keys() <= joint.keys()
@@ -128,7 +128,7 @@ def test_words_of_two_gaps_are_drawn_jointly(lm: vlhmm.LanguageModel, monkeypatc
 
 
 def test_a_gap_of_tokens_stands_beside_a_gap_of_a_word(lm: vlhmm.LanguageModel) -> None:
-    filled = lm.infill("a ___ b ___{1,2}", num=20, generator=torch.Generator().manual_seed(0))
+    filled = lm.infill("a ___ b ___{1,2}", num=20, seed=0)
     assert len(filled.gaps) == 2
     assert {length for length, _ in filled.gaps[1].lengths} == {1, 2}
     assert all(re.fullmatch(r"\S+", sample.gaps[0]) for sample in filled.samples)

@@ -1,8 +1,9 @@
 """A small corpus with structure to learn, and a small model for it."""
 
+import tokenizers
 import torch
 
-from vlhmm import Corpus, Model
+from vlhmm import Corpus, Model, Tokenizer
 from vlhmm.cluster import brown_clusters
 from vlhmm.data import Tokens, word_tokenizer
 from vlhmm.models import neural_hmm
@@ -42,3 +43,13 @@ def tiny_corpus(num: int = 300) -> Corpus:
 def tiny_model(corpus: Corpus, states_per_block: int = 6, **settings: object) -> Model:
     blocks = brown_clusters(corpus.train, 5, eos_id=corpus.tokenizer.eos_id, vocab_size=corpus.tokenizer.vocab_size)
     return neural_hmm(blocks, states_per_block, 16, eos_id=corpus.tokenizer.eos_id, **settings)  # type: ignore[arg-type]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Bytes, and a few pieces of several: a space with its t, and the two bytes of \u00e1."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = {letter: number for number, letter in enumerate([*letters, "\u0120t", "\u00c3\u00a1"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [("\u0120", "t"), ("\u00c3", "\u00a1")]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer.from_backend(backend)

@@ -61,13 +61,7 @@ def check_generator(generator: Any, device: torch.device, name: str = "generator
 def as_generator(seed: Any, generator: Any, device: torch.device) -> torch.Generator | None:
     """What to draw with on `device`: a number's own generator, the one that is given, or None. `generator`: the older name."""
     if generator is not None:
-        if seed is not None:
-            raise ValueError(
-                "seed and generator are both given, but generator is the older name of seed: give seed alone"
-            )
-        check_generator(generator, device)
-        warnings.warn("generator= is now seed=, which takes a number as well", DeprecationWarning, stacklevel=3)
-        return generator  # type: ignore[no-any-return]
+        seed = older_seed(seed, generator, stacklevel=4)
     if is_integer(seed):
         try:
             return torch.Generator(device).manual_seed(int(seed))
@@ -77,6 +71,21 @@ def as_generator(seed: Any, generator: Any, device: torch.device) -> torch.Gener
         raise ValueError(f"seed is {_shown(seed)}, but an integer or a torch.Generator is needed, or None")
     check_generator(seed, device, "seed")
     return seed
+
+
+def older_seed(seed: Any, generator: Any, stacklevel: int = 3) -> Any:
+    """`seed`, or `generator`, its older name, with a warning at the caller of the caller; only the newer name takes numbers."""
+    if generator is None:
+        return seed
+    if seed is not None:
+        raise ValueError("seed and generator are both given, but generator is the older name of seed: give seed alone")
+    for one in generator if isinstance(generator, list | tuple) else [generator]:
+        if not isinstance(one, torch.Generator):
+            raise ValueError(
+                f"generator is or has {_shown(one)}, but a torch.Generator is needed, or seed= with a number"
+            )
+    warnings.warn("generator= is now seed=, which takes a number as well", DeprecationWarning, stacklevel=stacklevel)
+    return generator
 
 
 def as_device(device: Any) -> torch.device | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from vlhmm.arguments import as_tensor, check_count, check_number
+from vlhmm.inference.evidence import evidence_tables
 from vlhmm.inference.fit import (
     Data,
     Fixed,
@@ -25,6 +26,7 @@ from vlhmm.inference.fit import (
 )
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.posterior import Counts, as_table
+from vlhmm.sequences import as_evidence, read
 from vlhmm.support import Support
 from vlhmm.tables import Tables
 from vlhmm.transitions import log_table
@@ -86,6 +88,56 @@ class _Run:
     log_probs: list[float]
     log_prob: float
     converged: bool
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is fitted to, still to be checked: sequences of tokens, or log-likelihoods of states in their place."""
+
+    sequences: Any
+    log_likelihoods: Any
+    lengths: Any
+    states: Any
+
+    def checked(self, tables: Tables) -> Data:
+        """`tables`: those that are fitted, `evidence_tables` for log-likelihoods."""
+        if self.log_likelihoods is not None:
+            return as_evidence_data(self.log_likelihoods, self.lengths, self.states, tables)
+        return as_data([] if self.sequences is None else self.sequences, self.lengths, self.states, tables)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The best run, with the tables that come of it."""
+
+    tables: Tables
+    run: _Run
+    num_parameters: int
+    num_tokens: int
+    of_restarts: tuple[float, ...]
+
+
+def fit_given(
+    tables: Tables,
+    observed: Observed,
+    settings: FitSettings,
+    params: str,
+    fixed: Mapping[str, Any] | None,
+    generator: torch.Generator | None,
+) -> Fitted:
+    if observed.sequences is not None and observed.log_likelihoods is not None:
+        raise ValueError("sequences and log_likelihoods are both given, but one takes the place of the other")
+    soft = observed.log_likelihoods is not None
+    to_fit = evidence_tables(tables) if soft else tables
+    masks = check_fixed(to_fit, check_emission_apart(params, fixed) if soft else params, fixed)
+    data = observed.checked(to_fit)
+    restricted = bool(masks) or settings.pseudocount > 0
+    entries = fixed_of(to_fit, masks)
+    run, of_restarts = fit_tables(to_fit, data, settings, entries if restricted else None, generator)
+    found = run.tables
+    if soft:
+        found = replace(tables, log_start=found.log_start, transition=found.transition)
+    return Fitted(found, run, free_parameters(to_fit, entries), data.num_tokens, of_restarts)
 
 
 def fit_tables(
@@ -155,6 +207,15 @@ def fixed_of(tables: Tables, masks: Mapping[str, Tensor | bool]) -> Fixed:
     return Fixed(**found)
 
 
+def check_emission_apart(params: str, fixed: Mapping[str, Any] | None) -> str:
+    """The letters of what is fitted to log-likelihoods, which take the place of the emission."""
+    if fixed and "emission" in fixed:
+        raise ValueError(
+            "fixed has 'emission', but log_likelihoods take the place of the emission, which stays as it is: name start and transition only"
+        )
+    return params.replace("e", "") if isinstance(params, str) else params
+
+
 def check_fixed(tables: Tables, params: str, fixed: Mapping[str, Any] | None) -> dict[str, Tensor | bool]:
     """Checked masks of what stays as it is; empty: nothing does."""
     if not isinstance(params, str) or not set(params) <= PARAMS.keys():
@@ -183,16 +244,31 @@ def check_fixed(tables: Tables, params: str, fixed: Mapping[str, Any] | None) ->
 
 def as_data(sequences: Any, lengths: Any, states: Any, tables: Tables) -> Data:
     """Checked sequences, and the states that are known."""
-    data = as_sequences(sequences, lengths, tables)
+    return with_known_states(Data(as_sequences(sequences, lengths, tables)), lengths, states, tables)
+
+
+def as_evidence_data(log_likelihoods: Any, lengths: Any, states: Any, tables: Tables) -> Data:
+    """The same of log-likelihoods of states; `tables` are `evidence_tables`."""
+    given = read(None, lengths, log_likelihoods)
+    batch = as_evidence(given.log_likelihoods, given.lengths, tables)
+    assert batch.log_evidence is not None
+    sizes: list[int] = batch.lengths.tolist()
+    evidence = [values[:size] for values, size in zip(batch.log_evidence.detach(), sizes, strict=True)]
+    words = [row[:size] for row, size in zip(batch.tokens, sizes, strict=True)]
+    return with_known_states(Data(words, None, evidence), given.lengths, states, tables)
+
+
+def with_known_states(given: Data, lengths: Any, states: Any, tables: Tables) -> Data:
     if states is None:
-        return Data(data)
+        return given
+    data = given.sequences
     single = len(data) == 1 and not _has_rows(states)
     rows = [states] if single else list(states)
     if len(rows) != len(data):
         raise ValueError(f"states has {len(rows)} sequences, but there are {len(data)} of tokens: give each its states")
     padded = lengths is not None
     known = [_known(number, row, data[number], padded, tables) for number, row in enumerate(rows)]
-    return Data(data, known)
+    return replace(given, states=known)
 
 
 def _has_rows(states: Any) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vlhmm.arguments import as_device, as_generator, check_count, check_number, is_integer
-from vlhmm.fitting import FitSettings, as_data, check_fixed, fit_tables, fixed_of, free_parameters, num_parameters
+from vlhmm.fitting import FitSettings, Observed, fit_given, num_parameters
 from vlhmm.inference import predict, sampling, scan
 from vlhmm.inference.entropy import PosteriorEntropy, posterior_entropy
 from vlhmm.inference.evidence import NO_TOKEN, after_evidence, before_tokens, evidence_tables, over_all_states
@@ -247,6 +247,9 @@ class HMM:
         Args:
             path: The file; one that exists is replaced, and folders are made.
 
+        Raises:
+            ValueError: `path` is a folder.
+
         Example:
             >>> hmm = vlhmm.HMM.random(num_states=3, num_words=5)
             >>> hmm.save("hmm.safetensors")
@@ -270,7 +273,7 @@ class HMM:
             The HMM, bit for bit as it was saved.
 
         Raises:
-            ValueError: The file is damaged, holds no HMM, or is of a later version.
+            ValueError: The file is missing or damaged, holds no HMM, or is of a later version.
 
         Example:
             >>> vlhmm.HMM.random(num_states=3, num_words=5, seed=1).save("hmm.safetensors")
@@ -827,10 +830,11 @@ class HMM:
 
     def fit(
         self,
-        sequences: Sequence[Any] | Tensor | NDArray[Any],
+        sequences: Sequence[Any] | Tensor | NDArray[Any] | None = None,
         method: Literal["em", "adam"] = "em",
         *,
         lengths: Any = None,
+        log_likelihoods: Any = None,
         iterations: int = 100,
         tolerance: float = 1e-4,
         batch_size: int | None = None,
@@ -852,6 +856,8 @@ class HMM:
             sequences: A list of sequences of token ids, an array (B, T), or one sequence (T,).
             method: "em" or "adam".
             lengths: Length of each sequence (B,), for an array; None: all are T long.
+            log_likelihoods: In place of sequences: log p(what is seen at t | z) of every state z, (B, T, Z) or a list of (T, Z). Start
+                and transition are fitted; the emission, which they replace, stays as it is.
             iterations: Passes over all sequences, at most.
             tolerance: Smallest rise of log p per token, in nats, with which fitting goes on.
             batch_size: Sequences of a mini-batch of `em`; None: one update for each pass.
@@ -881,23 +887,29 @@ class HMM:
             >>> labelled = hmm.fit([[0, 1, 2, 2], [2, 0]], states=[[0, -1, -1, 1], [1, -1]], params="te")
             >>> torch.equal(labelled.hmm.start, hmm.start)
             True
+            >>> seen = torch.tensor([0.1, 0.3, 2.2, 1.9, 2.4])  # what Gaussians with means 0 and 2 emit
+            >>> soft = hmm.fit(log_likelihoods=torch.distributions.Normal(torch.tensor([0.0, 2.0]), 1.0).log_prob(seen[:, None]))
+            >>> torch.equal(soft.hmm.emission, hmm.emission), bool(soft.hmm.start[0] > 0.9)
+            (True, True)
         """
         settings = FitSettings(method, iterations, tolerance, batch_size, learning_rate, pseudocount, restarts)
         settings.check()
-        order = as_generator(seed, generator, torch.device("cpu"))
-        masks = check_fixed(self.tables, params, fixed)
-        data = as_data(sequences, lengths, states, self.tables)
-        restricted = bool(masks) or settings.pseudocount > 0
-        fixed_entries = fixed_of(self.tables, masks)
-        run, of_restarts = fit_tables(self.tables, data, settings, fixed_entries if restricted else None, order)
+        found = fit_given(
+            self.tables,
+            Observed(sequences, log_likelihoods, lengths, states),
+            settings,
+            params,
+            fixed,
+            as_generator(seed, generator, torch.device("cpu")),
+        )
         return Fit(
-            HMM(run.tables, graphs=self._graphs),
-            run.log_probs,
-            run.log_prob,
-            run.converged,
-            free_parameters(self.tables, fixed_entries),
-            data.num_tokens,
-            of_restarts,
+            HMM(found.tables, graphs=self._graphs),
+            found.run.log_probs,
+            found.run.log_prob,
+            found.run.converged,
+            found.num_parameters,
+            found.num_tokens,
+            found.of_restarts,
         )
 
     def with_reset_token(self, reset_token: int | None) -> HMM:

@@ -39,6 +39,10 @@ def write_hmm(path: str | Path, tables: Tables) -> None:
         "reset_token": None if tables.reset_token is None else int(tables.reset_token),
         "precision": tables.precision,
     }
+    if Path(path).is_dir():
+        raise FolderError(
+            f"{path} is a folder, but HMM.save writes a file: give the name of a file in it, {Path(path) / 'hmm.safetensors'}"
+        )
     write_tensors(Path(path), _apart(tensors), {ABOUT: json.dumps(about)})
 
 

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import torch
 
-from vlhmm.arguments import as_device, check_count, check_generator, check_text, is_integer
+from vlhmm.arguments import as_device, as_generator, check_count, is_integer, older_seed
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint
 from vlhmm.control.controlled import ControlledHMM
@@ -25,9 +25,9 @@ from vlhmm.inference.predict import belief_at
 from vlhmm.models import Model
 from vlhmm.models.from_tables import model_from_tables
 from vlhmm.precision import float32_products
-from vlhmm.tables import Belief
+from vlhmm.tables import Belief, Tables
 from vlhmm.text.answers import BestPath, Explanation, Infilling, NamedState, Score, TokenPosterior
-from vlhmm.text.batching import Texts, as_texts, one_or_all
+from vlhmm.text.batching import Texts, one_by_one, one_or_all
 from vlhmm.text.constrained import ConstrainedTexts
 from vlhmm.text.generation import draw_texts, generators_of, wanted_texts
 from vlhmm.text.infilling import infill_text
@@ -35,7 +35,7 @@ from vlhmm.text.pieces import MAX_GAP_TOKENS, Gap, encode_pieces, split_at_gaps
 from vlhmm.text.queries import TextQueries
 from vlhmm.text.stream import TextStream
 from vlhmm.text.word_gaps import MAX_WORD_TOKENS, WordGaps, infill_words, word_gaps
-from vlhmm.training.checkpoint import MODEL, FolderError, load_model, save_model
+from vlhmm.training.checkpoint import MODEL, FolderError, check_replaceable, load_model, save_model
 
 UNKNOWN_TOKENS = 2
 """Before the EOS after which a text begins. With one fewer, states that are never visited still count; more change little."""
@@ -49,7 +49,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
     pass. The examples load "demo-model", the folder that the example of `vlhmm.train` writes.
 
     Args:
-        model: The trained model.
+        model: The trained model, or an HMM, as in `from_hmm`.
         tokenizer: The tokenizer of its training text.
         about: How the model was made; it is saved with the model.
 
@@ -69,10 +69,14 @@ class LanguageModel(Pushable, ConstrainedTexts):
         'bird'
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, about: Mapping[str, Any] | None = None) -> None:
-        if tokenizer.vocab_size != model.support.num_words:
+    def __init__(self, model: Model | HMM, tokenizer: Tokenizer, about: Mapping[str, Any] | None = None) -> None:
+        _check_parts(model, tokenizer)
+        if isinstance(model, HMM):
+            model = model_from_tables(model.tables)
+        num_words = model.support.num_words
+        if tokenizer.vocab_size != num_words:
             raise ValueError(
-                f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has {model.support.num_words}: "
+                f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has {num_words}: "
                 "use the tokenizer that the model was trained with"
             )
         self.model = model
@@ -104,7 +108,16 @@ class LanguageModel(Pushable, ConstrainedTexts):
             >>> lm.score("heads tails heads").tokens[0].token
             'heads'
         """
-        return cls(model_from_tables(hmm.tables), tokenizer, about)
+        return cls(hmm, tokenizer, about)
+
+    def __repr__(self) -> str:
+        tokenizer, support = self.tokenizer, self.model.support
+        tokens = "words" if tokenizer.word_level else "pieces of words"
+        blocks = f" in {support.num_groups:,} blocks" if support.num_groups > 1 else ""
+        return (
+            f"LanguageModel({support.num_states:,} states{blocks}, {tokenizer.vocab_size:,} tokens ({tokens}), "
+            f"{self.model.num_parameters:,} parameters, {self.model.group_of_word.device})"
+        )
 
     @cached_property
     def hmm(self) -> HMM:
@@ -134,7 +147,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
             dtype: torch.bfloat16 halves the file, and rounds the weights to 8 bits of mantissa; None: the weights as they are.
 
         Raises:
-            ValueError: `dtype` is another one.
+            ValueError: `dtype` is another one, or the folder is a file, or holds another program's model.
 
         Example:
             >>> lm = vlhmm.load("demo-model")
@@ -142,6 +155,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
             >>> vlhmm.load("copy").score("the cat") == lm.score("the cat")
             True
         """
+        check_replaceable(Path(folder))
         save_model(Path(folder), self.model, self.tokenizer, self.about, self._weights(dtype))
 
     @classmethod
@@ -486,6 +500,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
         eos: bool = False,
         exclude: Sequence[str] = (),
         unk: bool = False,
+        seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> Infilling: ...
 
@@ -501,6 +516,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
         eos: bool = False,
         exclude: Sequence[str] = (),
         unk: bool = False,
+        seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> list[Infilling]: ...
 
@@ -515,6 +531,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
         eos: bool = False,
         exclude: Sequence[str] = (),
         unk: bool = False,
+        seed: int | torch.Generator | None = None,
         generator: torch.Generator | None = None,
     ) -> Infilling | list[Infilling]:
         """Compute what may stand in the gaps of `text`, given the rest of it.
@@ -532,7 +549,8 @@ class LanguageModel(Pushable, ConstrainedTexts):
             eos: The text ends after its last word.
             exclude: Tokens that are never filled in.
             unk: Fill in the unknown token too.
-            generator: Random numbers of the samples; None: the global generator of PyTorch.
+            seed: Of the samples: a number, or a `torch.Generator`; None: the global generator of PyTorch.
+            generator: The older name of `seed`.
 
         Returns:
             Probabilities of lengths and tokens, the best filling and `num` samples; for a list of texts a list.
@@ -549,25 +567,9 @@ class LanguageModel(Pushable, ConstrainedTexts):
             >>> [token for token, prob in filled.gaps[0].tokens[0][:2]]
             ['cat', 'dog']
         """
-        if not isinstance(text, str):
-            return [
-                self.infill(
-                    one,
-                    num=num,
-                    top=top,
-                    gap=gap,
-                    max_gap_tokens=max_gap_tokens,
-                    eos=eos,
-                    exclude=exclude,
-                    unk=unk,
-                    generator=generator,
-                )
-                for one in as_texts("text", text)
-            ]
-        check_text("text", text)
         check_count("num", num, at_least=0)
         check_count("top", top)
-        check_generator(generator, self.hmm.tables.device)
+        draws = as_generator(seed, generator, self.hmm.tables.device)
         check_count("max_gap_tokens", max_gap_tokens)
         if max_gap_tokens > MAX_GAP_TOKENS:
             raise ValueError(f"max_gap_tokens is {max_gap_tokens}, but {MAX_GAP_TOKENS} is the limit: take fewer")
@@ -586,18 +588,22 @@ class LanguageModel(Pushable, ConstrainedTexts):
             raise ValueError(
                 f"exclude has {exclude[left_out.index(None)]!r}, which is none of the {self.tokenizer.vocab_size} tokens"
             )
-        pieces, gaps = split_at_gaps(text, default)
-        ids = encode_pieces(self.tokenizer, pieces)
-        if eos and self.tokenizer.eos_id is not None:
-            ids[-1].append(self.tokenizer.eos_id)
         never = [token for token in (*left_out, self.tokenizer.eos_id, self._never(unk)) if token is not None]
-        tokens_asked = [one for one in gaps if one is not None]
-        if len(tokens_asked) == len(gaps):
-            return infill_text(self.hmm, self.tokenizer, self._opening, ids, tokens_asked, never, num, top, generator)
-        words = word_gaps(self.tokenizer, pieces, gaps, max_gap_tokens)
-        transition = self._controlled.transition
-        found = WordGaps(self.hmm, self.tokenizer, self._opening, ids, words, never, transition)
-        return infill_words(found, num, top, generator)
+
+        def filled(one: str) -> Infilling:
+            pieces, gaps = split_at_gaps(one, default)
+            ids = encode_pieces(self.tokenizer, pieces)
+            if eos and self.tokenizer.eos_id is not None:
+                ids[-1].append(self.tokenizer.eos_id)
+            tokens_asked = [one for one in gaps if one is not None]
+            if len(tokens_asked) == len(gaps):
+                return infill_text(self.hmm, self.tokenizer, self._opening, ids, tokens_asked, never, num, top, draws)
+            words = word_gaps(self.tokenizer, pieces, gaps, max_gap_tokens)
+            transition = self._controlled.transition
+            found = WordGaps(self.hmm, self.tokenizer, self._opening, ids, words, never, transition)
+            return infill_words(found, num, top, draws)
+
+        return one_or_all("text", text, lambda texts: one_by_one(texts, filled))
 
     def name_state(self, state: int, top: int = 5) -> NamedState:
         """Return a state with the words that it emits most.
@@ -635,11 +641,12 @@ class LanguageModel(Pushable, ConstrainedTexts):
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
         unk: bool = False,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        seed: int | torch.Generator | Sequence[int | torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
         num_return_sequences: int | None = None,
         do_sample: bool | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> list[str]: ...
 
     @overload
@@ -654,11 +661,12 @@ class LanguageModel(Pushable, ConstrainedTexts):
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
         unk: bool = False,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        seed: int | torch.Generator | Sequence[int | torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
         num_return_sequences: int | None = None,
         do_sample: bool | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> list[list[str]]: ...
 
     def generate(
@@ -672,11 +680,12 @@ class LanguageModel(Pushable, ConstrainedTexts):
         top_p: float | None = None,
         constraint: Constraint | Automaton | None = None,
         unk: bool = False,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        seed: int | torch.Generator | Sequence[int | torch.Generator] | None = None,
         time_limit: float | None = TIME_LIMIT,
         max_new_tokens: int | None = None,
         num_return_sequences: int | None = None,
         do_sample: bool | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> list[str] | list[list[str]]:
         """Draw continuations of `prompt`, each up to EOS or `max_tokens` new tokens.
 
@@ -696,12 +705,13 @@ class LanguageModel(Pushable, ConstrainedTexts):
             top_p: Draw among the fewest most likely next tokens whose total probability reaches `top_p`; None: among all.
             constraint: What the new tokens must satisfy; None: nothing.
             unk: Draw the unknown token too.
-            generator: Random numbers, or a generator for each prompt, with which a prompt gets the texts that it would get
-                alone; None: the global generator of PyTorch.
+            seed: A number, or a `torch.Generator`; a list has one for each prompt, with which a prompt gets the texts that it would
+                get alone. None: the global generator of PyTorch.
             time_limit: Seconds of CPU time that compiling the constraint may take; None: any time.
             max_new_tokens: Another name of `max_tokens`, as in transformers.
             num_return_sequences: Another name of `num`, as in transformers.
             do_sample: False: take the most likely next token each time, as `top_k=1` does. True or None: draw.
+            generator: The older name of `seed`.
 
         Returns:
             The texts, prompt included; for a list of prompts a list of them for each.
@@ -717,10 +727,11 @@ class LanguageModel(Pushable, ConstrainedTexts):
             ['the dog sees a bird']
             >>> lm.generate(["the dog", "the cat hears"], top_k=1, max_tokens=1)
             [['the dog sees'], ['the cat hears a']]
-            >>> texts = lm.generate(num=20, constraint=vlhmm.contains("garden"), generator=torch.Generator().manual_seed(0))
+            >>> texts = lm.generate(num=20, constraint=vlhmm.contains("garden"), seed=0)
             >>> all("garden" in text for text in texts)
             True
         """
+        seed = older_seed(seed, generator)
         wanted = wanted_texts(
             max_tokens=max_tokens,
             num=num,
@@ -733,7 +744,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
         )
 
         def answer(prompts: list[str]) -> list[list[str]]:
-            generators = generators_of(generator, len(prompts), self.hmm.tables.device)
+            generators = generators_of(seed, len(prompts), self.hmm.tables.device)
             past, never = self._possible_past(prompts), self._never(unk)
             if constraint is None:
                 drawn = draw_texts(self.hmm, past, wanted, generators, self.tokenizer.eos_id, never)
@@ -794,6 +805,21 @@ class LanguageModel(Pushable, ConstrainedTexts):
         # Directly from the start distribution an EOS would say little: training begins each epoch in the middle of texts, so
         # EOS states that running text never visits are as likely there as the others.
         return belief_at(self.hmm.tables, eos, UNKNOWN_TOKENS)
+
+
+def _check_parts(model: Any, tokenizer: Any) -> None:
+    if isinstance(model, str | Path):
+        raise ValueError(
+            f"model is {str(model)!r}, but a Model or HMM is needed: a folder is loaded by vlhmm.load({str(model)!r})"
+        )
+    if isinstance(model, Tables):
+        raise ValueError("model is a Tables record, but a Model or HMM is needed: give vlhmm.HMM(tables)")
+    if not isinstance(model, Model | HMM):
+        raise ValueError(f"model is a {type(model).__name__}, but a Model or HMM is needed")
+    if not isinstance(tokenizer, Tokenizer):
+        raise ValueError(
+            f"tokenizer is a {type(tokenizer).__name__}, but a vlhmm.Tokenizer is needed: vlhmm.Tokenizer.load reads a tokenizer.json"
+        )
 
 
 def load(folder: str | Path, device: torch.device | str = "cpu", *, verify: bool | None = None) -> LanguageModel:

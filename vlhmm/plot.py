@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,8 @@ def learning_curve(log: Sequence[Mapping[str, Any]], path: Path, title: str) -> 
     figure.savefig(path, dpi=140)
 
 
-def trellis(explanation: Explanation, path: Path) -> None:
-    """States against words as PNG: how likely each state is, and the moves between them."""
+def trellis(explanation: Explanation, path: Path, name: Callable[[str], str] = str) -> None:
+    """States against words as PNG: how likely each state is, and the moves between them; `name` shows a token."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -116,11 +116,11 @@ def trellis(explanation: Explanation, path: Path) -> None:
         axes.text(column + 0.45, rows[0] - 0.4, f"block {block}", fontsize=5, ha="right", va="top", color="#606060")
     axes.set_yticks(
         range(len(order)),
-        [_plain(f"{' '.join(word for word, _ in state.words[:3])}  {state.state}") for state in order],
+        [_plain(f"{' '.join(name(word) for word, _ in state.words[:3])}  {state.state}") for state in order],
         fontsize=7,
     )
     axes.set_xticks(
-        range(len(tokens)), [_plain(f"{token.token}\n{token.surprisal:.1f}") for token in tokens], fontsize=8
+        range(len(tokens)), [_plain(f"{name(token.token)}\n{token.surprisal:.1f}") for token in tokens], fontsize=8
     )
     axes.xaxis.tick_top()
     axes.tick_params(length=0)

@@ -72,9 +72,7 @@ def read_tensor_header(path: Path) -> TensorHeader:
             types = {name: part.get_dtype() for name, part in slices.items()}
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
-        raise FolderError(
-            f"{path} cannot be read ({one_line(error)}): it was cut short or is no safetensors file"
-        ) from None
+        raise _unread(path, error) from None
     if metadata.get("format") != FORMAT:
         raise FolderError(f"{path} does not say it is a {FORMAT} file: it was written by another program")
     if metadata.get("version") not in (UNCHECKED_VERSION, FILE_VERSION):
@@ -87,6 +85,14 @@ def read_tensor_header(path: Path) -> TensorHeader:
                 f"{path} has {one_line(name, 80)} in {dtype}, but vlhmm writes {', '.join(DTYPES)}: it was written by another program"
             )
     return TensorHeader(shapes, {name: DTYPES[dtype] for name, dtype in types.items()}, metadata)
+
+
+def _unread(path: Path, error: Exception) -> FolderError:
+    if isinstance(error, FileNotFoundError):
+        return FolderError(f"there is no file {path}; the working folder is {Path.cwd()}")
+    if isinstance(error, OSError):
+        return FolderError(f"{path} cannot be read: {one_line(error)}")
+    return FolderError(f"{path} cannot be read ({one_line(error)}): it was cut short or is no safetensors file")
 
 
 def read_tensors(path: Path, *, verify: bool | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -107,9 +113,7 @@ def read_tensors(path: Path, *, verify: bool | None = None) -> tuple[dict[str, T
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in header.shapes}
     except (SafetensorError, OSError) as error:
-        raise FolderError(
-            f"{path} cannot be read ({one_line(error)}): it was cut short or is no safetensors file"
-        ) from None
+        raise _unread(path, error) from None
     if verify and recorded is None:
         warnings.warn(
             f"{path} has no checksum, so damage inside it may go unnoticed: an earlier vlhmm wrote it; save it again to add one",

@@ -22,6 +22,9 @@ from vlhmm.tables import Belief, Tables
 def as_integers(values: Any, name: str, device: torch.device | None = None) -> Int[Tensor, ...]:
     """`values` as int64 on `device` (None: where they are); floats and ragged lists are refused."""
     values = as_tensor(name, values, "one array of integers")
+    if values.ndim and not values.numel() and values.is_floating_point():
+        # As an empty list is read.
+        raise ValueError(f"{name} is empty, but at least one integer is needed")
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise ValueError(f"{name} has dtype {values.dtype}, but token ids are integers: convert it, e.g. to int64")
     integers: Tensor = values.to(device=device, dtype=torch.int64)

@@ -91,7 +91,7 @@ def run(
         teacher,
         sets,
         automata,
-        lambda some, limit, width: guide_of(lm, some, limit),
+        lambda some, limit, width: guide_of(lm, some, limit).step,
         samples,
         sets_together,
         seed,

@@ -76,7 +76,7 @@ def measure_overhead(teacher: Teacher, hmm: HMM, tokenizer: Tokenizer) -> Overhe
         guide = Guide(hmm, automaton, max_new_tokens=MAX_TOKENS, read_prompt=False)
         synchronize(teacher.device)
         seconds = time.perf_counter() - begun
-        for times, inner in ((plain, None), (guided, guide)):
+        for times, inner in ((plain, None), (guided, guide.step)):
             clock = Clock(teacher.device, inner)
             written_by(teacher, prompts, MAX_TOKENS, [clock], run, ends=False)
             # The first step reads the prompt, and the first run warms up.

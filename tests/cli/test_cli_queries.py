@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import Run
+from tiny import byte_tokenizer
 
+import vlhmm
 from vlhmm.lm import load
 
 SENTENCE = "the file reads the name ."
@@ -118,3 +120,25 @@ def test_bad_gaps_are_refused(run: Run, model_dir: Path, arguments: tuple[str, .
 def test_help_shows_an_example(run: Run) -> None:
     for command in ("posterior", "viterbi", "infill"):
         assert f"vlhmm {command} " in run(command, "--help").out.split("Example")[1]
+
+
+@pytest.mark.parametrize("command", ["score", "next", "posterior", "viterbi", "info", "infill"])
+def test_tables_show_tokens_as_people_read_them_and_json_their_names(
+    command: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    tokenizer = byte_tokenizer()
+    # One state for each token, which begins with it: what it emits next is known.
+    hmm = vlhmm.HMM.random(4, tokenizer.vocab_size)
+    vlhmm.LanguageModel(hmm, tokenizer).save(tmp_path)
+    text = [] if command == "info" else ["M\u00e1 t\u2019 ___{1}" if command == "infill" else "M\u00e1 t\u2019"]
+    many = ["--top", tokenizer.vocab_size] if command in ("next", "infill") else []
+    out = run(command, tmp_path, *text, *many).out
+    assert not set("\u0120\u00c3\u00a1\u0122\u010a") & set(out), out
+    if command in ("score", "posterior", "viterbi"):
+        assert all(shown in out for shown in ("\u00e1", "\u2423t", "<0xE2>", "<0x80>", "<0x99>"))
+        names = [
+            token if isinstance(token, str) else token["token"]
+            for token in run(command, tmp_path, *text, "--json").json["tokens"]
+        ]
+        assert names == ["M", "\u00c3\u00a1", "\u0120t", "\u00e2", "\u0122", "\u013b"]

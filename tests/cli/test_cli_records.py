@@ -58,11 +58,11 @@ QUERIES: dict[str, tuple[tuple[object, ...], Callable[[LanguageModel], list[Any]
     ),
     "infill": (
         (GAPS, "--num", 2, "--top", 3, "--seed", 1),
-        lambda lm: [as_json(lm.infill(GAPS, num=2, top=3, generator=seeded(1)), text=GAPS)],
+        lambda lm: [as_json(lm.infill(GAPS, num=2, top=3, seed=seeded(1)), text=GAPS)],
     ),
     "generate": (
         ("--num", 3, "--max-tokens", 6, "--seed", 1),
-        lambda lm: [as_json(GeneratedText(text)) for text in lm.generate(num=3, max_tokens=6, generator=seeded(1))],
+        lambda lm: [as_json(GeneratedText(text)) for text in lm.generate(num=3, max_tokens=6, seed=seeded(1))],
     ),
     "generate --best": (("--best", "--max-tokens", 6), lambda lm: [as_json(lm.best_text(max_tokens=6))]),
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -56,17 +57,18 @@ def test_without_a_preset_the_recipe_follows_the_device(run: Run, text_file: Pat
     assert recipe["model"]["dim"] == 16
     assert recipe["blocks"]["num_blocks"] <= answer.json["vocab_size"]
     assert answer.json["num_states"] < 2**15
-    named = run(
-        "train", text_file, "--out", "run", "--device", "cpu", "--dry-run", "--preset", "default", "--set", "window=32"
-    )
+    options = ("--preset", "default", "--set", "window=32")
+    # As JSON: the sizes alone, where no step is timed.
+    named = run("train", text_file, "--out", "run", "--device", "cpu", "--dry-run", "--json", *options)
     assert "chosen for" not in named.err
-    assert "32,768" in named.out
+    assert named.json["num_states"] == 32_768
 
 
 def test_dry_run_writes_nothing(run: Run, text_file: Path, tmp_path: Path) -> None:
     shown = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--dry-run")
     assert shown.status == 0
     assert "24 in 6 blocks" in shown.out
+    assert re.search(r"^time +about \d.*, by the time of a few steps$", shown.out, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
     plan = run("train", text_file, "--out", tmp_path / "run", *SMALL, "--dry-run", "--json").json
     assert plan["num_states"] == 24

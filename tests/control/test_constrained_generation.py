@@ -217,7 +217,7 @@ def test_generated_and_best_texts_satisfy_the_constraint(lm: vlhmm.LanguageModel
 
     def drawn(**choice: float) -> list[str]:
         generator = torch.Generator().manual_seed(3)
-        return lm.generate("the cat", num=20, max_tokens=6, constraint=constraint, generator=generator, **choice)  # type: ignore[arg-type]
+        return lm.generate("the cat", num=20, max_tokens=6, constraint=constraint, seed=generator, **choice)  # type: ignore[arg-type]
 
     assert drawn() == drawn()
     for text in [*drawn(), *drawn(temperature=4.0), *drawn(top_k=2, top_p=0.5)]:

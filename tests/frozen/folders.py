@@ -172,16 +172,14 @@ def model_scores(folder: Path, corpus: vlhmm.Corpus) -> dict[str, Any]:
         "posterior": [asdict(token) for token in lm.posterior(TEXT, 1)],
         "viterbi": [[path.log_prob, *(state.state for state in path.states)] for path in lm.viterbi(TEXT, 2)],
         "explain": [explained.path_entropy, *(token.entropy for token in explained.tokens)],
-        "infill": asdict(
-            lm.infill("the ___ reads the ___{1,2} .", num=2, top=1, gap=(1, 1), unk=True, generator=_seeded())
-        ),
-        "generate": lm.generate("the", num=2, max_tokens=8, unk=True, generator=_seeded()),
+        "infill": asdict(lm.infill("the ___ reads the ___{1,2} .", num=2, top=1, gap=(1, 1), unk=True, seed=_seeded())),
+        "generate": lm.generate("the", num=2, max_tokens=8, unk=True, seed=_seeded()),
         "generate.contains": lm.generate(
-            "the", num=2, max_tokens=8, constraint=vlhmm.contains("file"), unk=True, generator=_seeded()
+            "the", num=2, max_tokens=8, constraint=vlhmm.contains("file"), unk=True, seed=_seeded()
         ),
         "best_text": asdict(lm.best_text("the", max_tokens=4, unk=True)),
         "constraint_probability": lm.constraint_probability("the", vlhmm.contains("file"), 5),
-        "guide": vlhmm.Guide(lm, vlhmm.contains("list"), max_new_tokens=4)(ids, scores)[0].tolist(),
+        "guide": vlhmm.Guide(lm, vlhmm.contains("list"), max_new_tokens=4).step(ids, scores)[0].tolist(),
         "stream": [token.log_prob for piece in ("the file ", "reads the") for token in stream.feed(piece)],
     }
 

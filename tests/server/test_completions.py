@@ -38,7 +38,7 @@ def test_a_seed_draws_the_texts_of_generate(served: Served, sampling: dict[str, 
     of_python = {"top_k": 1} if sampling.get("temperature") == 0 else sampling
     for seed, prompt in enumerate(["the dog sees a bird in the garden", ""]):
         found = served.complete(prompt=prompt, max_tokens=10, n=3, seed=seed, echo=True, **sampling)
-        expected = served.lm.generate(prompt, max_tokens=10, num=3, generator=generator(seed), **of_python)
+        expected = served.lm.generate(prompt, max_tokens=10, num=3, seed=generator(seed), **of_python)
         assert texts(found) == expected
 
 

@@ -8,7 +8,6 @@ import re
 
 import openai
 import pytest
-import torch
 from serving import Served, serving
 
 import vlhmm
@@ -34,7 +33,7 @@ def test_a_seed_draws_the_constrained_texts_of_generate(served: Served) -> None:
             num=3,
             top_p=0.9,
             constraint=constraint,
-            generator=torch.Generator().manual_seed(seed),
+            seed=seed,
         )
         assert [choice["text"] for choice in found["choices"]] == expected
 

@@ -162,7 +162,12 @@ def _print_clustered(made: ClusteredWords) -> None:
 
     shown = table("block", "tokens", "words", "most frequent", right=("block", "tokens", "words"))
     for one in sample_blocks(made.blocks, made.corpus):
-        shown.add_row(str(one.block), f"{one.num_tokens:,}", f"{one.num_words:,}", " ".join(one.frequent))
+        shown.add_row(
+            str(one.block),
+            f"{one.num_tokens:,}",
+            f"{one.num_words:,}",
+            " ".join(map(made.corpus.tokenizer.shown, one.frequent)),
+        )
     print_table(shown)
     line()
     facts(

@@ -103,18 +103,15 @@ def _show_perplexity(results: RunResults, corpus: Corpus) -> None:
 
 
 def _show_model(folder: Path, corpus: Corpus) -> None:
-    import torch
-
     from vlhmm.cli.queries import print_path
     from vlhmm.lm import load
 
     lm = load(folder)
     _heading("Ten sentences from the model")
-    generator = torch.Generator().manual_seed(0)
-    texts = lm.generate(num=NUM_SENTENCES, max_tokens=SENTENCE_TOKENS, generator=generator)
+    texts = lm.generate(num=NUM_SENTENCES, max_tokens=SENTENCE_TOKENS, seed=0)
     facts([(str(number), " ".join(text.splitlines())) for number, text in enumerate(texts, 1)])
     _heading("A sentence of the test text, and the words of the states it most likely came from")
-    print_path(lm.viterbi(_sentence(corpus)))
+    print_path(lm.viterbi(_sentence(corpus)), lm.tokenizer.shown)
 
 
 def _sentence(corpus: Corpus) -> str:

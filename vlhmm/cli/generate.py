@@ -199,7 +199,7 @@ def generate(
             top_p=top_p,
             constraint=constraint,
             unk=allow_unk,
-            generator=generator,
+            seed=generator,
             time_limit=seconds,
         )
         for text in texts:

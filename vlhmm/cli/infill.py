@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,6 +60,7 @@ def infill(
 ) -> None:
     """What may stand in the gaps of a text, given the words on both sides."""
     from vlhmm.lm import load
+    from vlhmm.text.pieces import split_at_gaps
 
     bounds = None if gap is None else _bounds(gap)
     lm = load(folder)
@@ -74,13 +75,16 @@ def infill(
             eos=eos,
             exclude=exclude or (),
             unk=allow_unk,
-            generator=generator,
+            seed=generator,
         )
         if as_json:
             print_json(filled, text=one)
         else:
             between(number)
-            _print_infilling(filled)
+            plain = None if lm.tokenizer.word_level or bounds is not None else [*split_at_gaps(one, None)[1]]
+            # Of gaps that stand for words, words are listed, else tokens by their names.
+            words = plain is not None and None in plain
+            _print_infilling(filled, str if words else lm.tokenizer.shown)
 
 
 def _bounds(gap: str) -> tuple[int, int]:
@@ -90,13 +94,15 @@ def _bounds(gap: str) -> tuple[int, int]:
     return int(bounds[0]), int(bounds[1])
 
 
-def _print_infilling(filled: Infilling) -> None:
+def _print_infilling(filled: Infilling, name: Callable[[str], str]) -> None:
     shown = table("gap", "how many tokens", "likeliest")
     for number, gap in enumerate(filled.gaps, start=1):
         lengths = Text(str(gap.lengths[0][0])) if len(gap.lengths) == 1 else _with_probs(gap.lengths)
         for position, tokens in enumerate(gap.tokens):
             shown.add_row(
-                Text("" if position else str(number), "bold"), "" if position else lengths, _with_probs(tokens)
+                Text("" if position else str(number), "bold"),
+                "" if position else lengths,
+                _with_probs([(name(token), prob) for token, prob in tokens]),
             )
     print_table(shown)
     line()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -37,14 +38,15 @@ def info(folder: ModelDir, as_json: Json = False) -> None:
     from vlhmm.lm import load
     from vlhmm.reports import model_information
 
-    found = model_information(load(folder), folder)
+    lm = load(folder)
+    found = model_information(lm, folder)
     if as_json:
         print_json(found)
     else:
-        _print_information(found)
+        _print_information(found, lm.tokenizer.shown)
 
 
-def _print_information(found: ModelInformation) -> None:
+def _print_information(found: ModelInformation, name: Callable[[str], str]) -> None:
     at_eos = "carried over EOS" if found.reset_token is None else "drawn anew after EOS"
     rows = [
         ("states", f"{found.num_states:,} in {found.num_blocks:,} blocks of {found.states_per_word:,}, {at_eos}"),
@@ -64,8 +66,8 @@ def _print_information(found: ModelInformation) -> None:
     line()
     shown = table("block", "words", "most frequent", "one of its states", right=("block", "words"))
     for sample in found.samples:
-        words = " ".join(word for word, _ in sample.state.words)
-        frequent = " ".join(sample.frequent)
+        words = " ".join(name(word) for word, _ in sample.state.words)
+        frequent = " ".join(map(name, sample.frequent))
         shown.add_row(str(sample.block), f"{sample.num_words:,}", frequent, f"{sample.state.state}: {words}")
     print_table(shown)
 

@@ -110,7 +110,7 @@ def _show(found: Inspection, lm: LanguageModel, label: str, num_tokens: int) -> 
         _show_blocks(found, lm)
     if found.states:
         line()
-        _show_states(found)
+        _show_states(found, lm)
 
 
 def _show_memory(memory: Memory) -> None:
@@ -145,23 +145,23 @@ def _show_blocks(found: Inspection, lm: LanguageModel) -> None:
             f"{one.usage.effective:,.1f}",
             f"{one.usage.states_for[0.9]:,}",
             # Tokenizers number frequent words first.
-            " ".join(lm.tokenizer.token(word) for word in words),
+            " ".join(lm.tokenizer.shown(lm.tokenizer.token(word)) for word in words),
         )
     print_table(shown)
 
 
-def _show_states(found: Inspection) -> None:
+def _show_states(found: Inspection, lm: LanguageModel) -> None:
     shown = table("state", "block", "tokens", "emits", "leads to", right=("state", "block", "tokens"))
     for one in found.states:
         shown.add_row(
             str(one.state.state),
             str(one.state.block),
             f"{one.num_tokens:,.1f}",
-            _words(one.state.words),
-            _words(one.next_words[:NEXT_WORDS]),
+            _words(one.state.words, lm),
+            _words(one.next_words[:NEXT_WORDS], lm),
         )
     print_table(shown)
 
 
-def _words(words: list[tuple[str, float]]) -> str:
-    return " ".join(f"{word} {prob:.2f}" for word, prob in words if prob >= MIN_SHOWN)
+def _words(words: list[tuple[str, float]], lm: LanguageModel) -> str:
+    return " ".join(f"{lm.tokenizer.shown(word)} {prob:.2f}" for word, prob in words if prob >= MIN_SHOWN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,8 @@ from vlhmm.cli.show import BAR_WIDTH, bar, console, line, print_json, print_tabl
 if TYPE_CHECKING:
     from vlhmm.text.answers import BestPath, Explanation, NamedState, NextTokens, Score
 
+Naming = Callable[[str], str]
+"""A token's name in the vocabulary to how it is shown: `Tokenizer.shown`."""
 FULL_BAR_NATS = 12.0
 """The surprise at which a bar is full: a token of probability 6e-6."""
 MIN_SHOWN = 0.005
@@ -60,13 +62,13 @@ def score(
             print_json(scored, text=one)
         else:
             between(number)
-            _print_score(scored)
+            _print_score(scored, lm.tokenizer.shown)
 
 
-def _print_score(scored: Score) -> None:
+def _print_score(scored: Score, name: Naming) -> None:
     shown = table("token", "log p", "", right=("log p",))
     for token in scored.tokens:
-        shown.add_row(token.token, f"{token.log_prob:.2f}", _surprise_bar(token.log_prob))
+        shown.add_row(name(token.token), f"{token.log_prob:.2f}", _surprise_bar(token.log_prob))
     print_table(shown)
     line()
     line(f"log p {scored.log_prob:.2f} nats, {len(scored.tokens)} tokens, perplexity {scored.perplexity:,.1f}")
@@ -100,13 +102,13 @@ def next_tokens(
             print_json(best, text=one)
         else:
             between(number)
-            _print_next(best)
+            _print_next(best, lm.tokenizer.shown)
 
 
-def _print_next(best: NextTokens) -> None:
+def _print_next(best: NextTokens, name: Naming) -> None:
     shown = table("token", "p", "", right=("p",))
     for token, prob in best.tokens:
-        shown.add_row(token, f"{prob:.4f}", bar(prob / best.tokens[0][1]))
+        shown.add_row(name(token), f"{prob:.4f}", bar(prob / best.tokens[0][1]))
     print_table(shown)
 
 
@@ -138,14 +140,14 @@ def posterior(
             print_json(explanation, text=one)
         else:
             between(number)
-            _print_explanation(explanation)
+            _print_explanation(explanation, lm.tokenizer.shown)
         if plot is not None and first_rank():
-            trellis(lm.explain(one, PLOTTED_STATES, PLOTTED_STATES), plot)
+            trellis(lm.explain(one, PLOTTED_STATES, PLOTTED_STATES), plot, lm.tokenizer.shown)
             if not as_json:
                 line(f"picture  {plot}")
 
 
-def _print_explanation(explanation: Explanation) -> None:
+def _print_explanation(explanation: Explanation, name: Naming) -> None:
     width = console().width
     neighbours = ("before it", "after it") if width >= NEIGHBOURS_WIDTH else ()
     wide = width >= WHOLE_WIDTH
@@ -156,14 +158,14 @@ def _print_explanation(explanation: Explanation) -> None:
             colour = STATE_COLOURS[next((i for i, least in enumerate((0.5, 0.25, 0.1)) if one.prob >= least), 3)]
             first = rank == 0
             shown.add_row(
-                Text(token.token if first else "", "bold"),
+                Text(name(token.token) if first else "", "bold"),
                 f"{token.surprisal:.2f}" if first else "",
                 *([_surprise_bar(token.log_prob, width=8) if first else ""] * wide),
                 Text(f"{one.prob:.3f}", colour),
                 Text(str(one.state.state), colour),
                 *([str(one.state.block)] * wide),
-                _state_words(one.state, token.token, most=3),
-                *(_neighbour(states) for states in (one.previous, one.next) if neighbours),
+                _state_words(one.state, token.token, name, most=3),
+                *(_neighbour(states, name) for states in (one.previous, one.next) if neighbours),
             )
     print_table(shown)
     line()
@@ -174,13 +176,13 @@ def _print_explanation(explanation: Explanation) -> None:
     )
 
 
-def _neighbour(states: list[tuple[NamedState, float]]) -> Text:
+def _neighbour(states: list[tuple[NamedState, float]], name: Naming) -> Text:
     """The likeliest neighbour: its number, its likeliest word, and how likely it is."""
     if not states:
         return Text()
     state, prob = states[0]
     text = Text(f"{state.state} ")
-    text.append(" ".join(word for word, _ in state.words[:1]))
+    text.append(" ".join(name(word) for word, _ in state.words[:1]))
     return text.append(f" {prob:.2f}".replace("0.", "."), "dim")
 
 
@@ -200,7 +202,7 @@ def viterbi(
                 print_json(path, text=one, rank=rank)
             continue
         between(number)
-        print_path(paths[0])
+        print_path(paths[0], lm.tokenizer.shown)
         line()
         line(f"log p(text, states) {paths[0].log_prob:.2f} nats")
         if k > 1:
@@ -222,23 +224,26 @@ def _print_paths(paths: list[BestPath], log_prob: float) -> None:
     print_table(shown)
 
 
-def print_path(path: BestPath) -> None:
+def print_path(path: BestPath, name: Naming) -> None:
     shown = table("token", "state", "block", "its words", right=("state", "block"))
     for token, state in zip(path.tokens, path.states, strict=True):
         shown.add_row(
-            Text(token, "bold"), Text(str(state.state), "green"), str(state.block), _state_words(state, token)
+            Text(name(token), "bold"),
+            Text(str(state.state), "green"),
+            str(state.block),
+            _state_words(state, token, name),
         )
     print_table(shown)
 
 
-def _state_words(state: NamedState, token: str, most: int | None = None) -> Text:
+def _state_words(state: NamedState, token: str, name: Naming, most: int | None = None) -> Text:
     """The words of a state, the token itself among them set off."""
     text = Text()
     for number, (word, prob) in enumerate(state.words[:most]):
         if number and prob < MIN_SHOWN:
             break
         text.append(" " if number else "")
-        text.append(word, "bold cyan" if word == token else "")
+        text.append(name(word), "bold cyan" if word == token else "")
         text.append(f" {prob:.2f}".replace("0.", "."), "dim")
     return text
 

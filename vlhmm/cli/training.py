@@ -25,6 +25,7 @@ from vlhmm.cli.options import (
 from vlhmm.cli.settings import Asked, Method
 from vlhmm.cli.show import (
     command_line,
+    duration,
     facts,
     line,
     message,
@@ -141,6 +142,7 @@ def train(
     from vlhmm.distributed import broadcast_object, world
     from vlhmm.reports import Plan, forecast, read_plan, training_run
     from vlhmm.training.choice import choose_recipe
+    from vlhmm.training.estimate import planned_seconds
     from vlhmm.training.initial import refuse_other_settings
     from vlhmm.training.plan import RECIPE, kept_tokenizer
     from vlhmm.training.ranks import require_same_code
@@ -224,7 +226,10 @@ def train(
         if as_json:
             print_json(sizes)
         else:
-            _show_plan(plan, sizes)
+            # A model that does not fit is not timed.
+            fits = sizes.estimated_bytes < sizes.available_bytes
+            seconds = planned_seconds(plan, corpus, chosen_device, blocks_file=blocks_file) if fits else None
+            _show_plan(plan, sizes, seconds)
         return 0
     events = training_run(
         plan,
@@ -281,7 +286,7 @@ def _initial(
     return saved
 
 
-def _show_plan(plan: Plan, sizes: Forecast) -> None:
+def _show_plan(plan: Plan, sizes: Forecast, seconds: float | None) -> None:
     from vlhmm.reports.sources import corpus_label
 
     for section, settings in sizes.recipe.items():
@@ -303,6 +308,7 @@ def _show_plan(plan: Plan, sizes: Forecast) -> None:
             *[(stage.name, f"{stage.tokens:,} tokens: {stage.what}") for stage in sizes.stages],
             ("steps", f"{sizes.steps:,} of {batch.batch_size} x {batch.window} tokens, {passes}"),
             ("memory", f"about {size(sizes.estimated_bytes)} while training, of {available}"),
+            *([] if seconds is None else [("time", f"about {duration(seconds)}, by the time of a few steps")]),
             ("written", "nothing, this was a dry run"),
         ]
     )
@@ -339,7 +345,6 @@ def print_held_out(figures: HeldOutText) -> None:
 
 def _show_results(results: RunResults, out: Path) -> None:
     from vlhmm.cli.running import export_hint
-    from vlhmm.progress import duration
     from vlhmm.reports import HeldOutText
 
     figures = results.figures

@@ -611,8 +611,10 @@ def _combined(
 def check_constraint(constraint: Any) -> Constraint:
     """`constraint` if it is one; a text is not."""
     if not isinstance(constraint, Constraint):
-        hint = f": write contains({constraint!r})" if isinstance(constraint, str) else ""
-        raise ValueError(f"{constraint!r} ({type(constraint).__name__}) is no constraint{hint}")
+        hint = f": write vlhmm.contains({constraint!r})" if isinstance(constraint, str) else ""
+        raise ValueError(
+            f"{constraint!r} ({type(constraint).__name__}) is no constraint{hint or ': vlhmm.contains(text) makes one'}"
+        )
     return constraint
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -31,7 +32,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.constraints import Constraint
+from vlhmm.control.constraints import Constraint, check_constraint
 from vlhmm.control.plan import Compiler, make_plan, require_same_vocabulary
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
@@ -71,8 +72,18 @@ class _Rows:
     """Tokens left, the next one included."""
 
 
+@dataclass(frozen=True)
+class GuideProcessor:
+    """The logits processor of `Guide.generate_arguments`, where `generate` is given the guide's own length beside it."""
+
+    guide: Guide
+
+    def __call__(self, input_ids: Int[Tensor, "R T"], scores: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        return self.guide.step(input_ids, scores)
+
+
 class Guide:
-    """A `LogitsProcessor` of Hugging Face transformers that makes a language model satisfy a constraint.
+    """Make a language model of Hugging Face transformers satisfy a constraint.
 
     The score of token v becomes log p_LM(v | prefix) + log p(constraint | prefix, v) - log p(constraint | prefix). The HMM gives
     the last two terms. A token after which the constraint can no longer be satisfied gets -inf. It works with greedy decoding,
@@ -81,8 +92,8 @@ class Guide:
         output = guide.generate(model, **inputs, do_sample=True)
 
     The constraint is on the generated text, not on the prompt. The same guide serves any number of calls, one after the other.
-    With `model.generate(..., logits_processor=[guide], max_new_tokens=...)` the number must be the guide's own: a logits processor
-    is not told where the text is cut off. `check` finds texts that were cut off too early.
+    A logits processor is not told where the text is cut off, so `logits_processor=[guide]` is refused: `generate_arguments` gives
+    `model.generate` the guide together with its length, and `step` is for loops of one's own.
 
     Args:
         model: The HMM, or a `LanguageModel`, whose tokenizer and opening are then used.
@@ -104,7 +115,7 @@ class Guide:
         >>> lm = vlhmm.load("demo-model")
         >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=1)
         >>> prompt = torch.tensor([lm.tokenizer.encode("the cat sees a")])
-        >>> scores = guide(prompt, torch.zeros(1, lm.tokenizer.vocab_size))  # the language model: all tokens equal
+        >>> scores = guide.step(prompt, torch.zeros(1, lm.tokenizer.vocab_size))  # the language model: all tokens equal
         >>> [lm.tokenizer.token(token) for token in (scores[0] > -torch.inf).nonzero()[:, 0]]
         ['fish']
     """
@@ -125,7 +136,13 @@ class Guide:
     ) -> None:
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, but must be at least 1")
-        self._constraints = [constraint] if isinstance(constraint, Constraint | Automaton) else list(constraint)
+        if isinstance(model, str | Path):
+            raise ValueError(
+                f"model is {str(model)!r}, but a LanguageModel or HMM is needed: vlhmm.load({str(model)!r})"
+            )
+        if not isinstance(model, HMM | TextModel):
+            raise ValueError(f"model is a {type(model).__name__}, but a LanguageModel or HMM is needed")
+        self._constraints = _as_constraints(constraint)
         if not self._constraints:
             raise ValueError("0 constraints given, at least 1 is needed")
         hmm = model if isinstance(model, HMM) else model.hmm
@@ -192,6 +209,41 @@ class Guide:
             >>> "fish" in lm.tokenizer.decode(output[0])
             True
         """
+        prompts = inputs if inputs is not None else options.get("input_ids")
+        given = {} if inputs is None else {"inputs": inputs}
+        try:
+            output = model.generate(**self.generate_arguments(**given, **options))
+        finally:
+            # What was cut off is found below, not by the next call.
+            self.reset()
+        sequences = getattr(output, "sequences", output)
+        # An encoder reads the prompt elsewhere; the text then begins with one token for its beginning.
+        apart = 1 if getattr(model.config, "is_encoder_decoder", False) else 0
+        self.check(sequences[:, apart or (0 if prompts is None else prompts.shape[1]) :])
+        return output
+
+    def generate_arguments(self, **options: Any) -> dict[str, Any]:
+        """Return the arguments with which `model.generate` follows this guide: the logits processor, its length, its EOS and padding.
+
+        For callers of `model.generate` itself; `generate` checks the texts too. Where something else than the length may cut a text
+        off, such as `max_time` or `stop_strings`, `check` finds it.
+
+        Args:
+            **options: Other arguments of `model.generate`, which are returned too; `logits_processor` comes before the guide.
+
+        Returns:
+            Arguments of `model.generate`, among them `logits_processor` and `max_new_tokens`.
+
+        Raises:
+            ValueError: The options set another length or EOS than the guide's.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
+            >>> arguments = guide.generate_arguments(do_sample=True)
+            >>> sorted(arguments), arguments["max_new_tokens"]
+            (['do_sample', 'eos_token_id', 'logits_processor', 'max_new_tokens', 'pad_token_id'], 4)
+        """
         steps = self._plan.steps
         for name in ("max_new_tokens", "max_length"):
             if options.get(name, steps) != steps or (name == "max_length" and name in options):
@@ -199,7 +251,7 @@ class Guide:
                     f"{name} is {options[name]}, but the guide has max_new_tokens {steps}: leave it out, or make a guide for it"
                 )
         self._require_followed(options)
-        prompts = inputs if inputs is not None else options.get("input_ids")
+        prompts = options.get("inputs", options.get("input_ids"))
         mask = options.get("attention_mask")
         if mask is not None and prompts is not None and mask.shape == prompts.shape:
             self.reset(prompt_lengths=mask.sum(1).tolist())
@@ -209,17 +261,8 @@ class Guide:
         pad = self._pad_id if self._pad_id is not None or not self._eos_ids else self._eos_ids[0]
         options = {"eos_token_id": list(self._eos_ids) or None, "pad_token_id": pad, **options}
         options = {name: value for name, value in options.items() if value is not None}
-        options["logits_processor"] = [*options.get("logits_processor", []), self]
-        try:
-            output = model.generate(inputs, **{**options, "max_new_tokens": steps})
-        finally:
-            # What was cut off is found below, not by the next call.
-            self.reset()
-        sequences = getattr(output, "sequences", output)
-        # An encoder reads the prompt elsewhere; the text then begins with one token for its beginning.
-        apart = 1 if getattr(model.config, "is_encoder_decoder", False) else 0
-        self.check(sequences[:, apart or (0 if prompts is None else prompts.shape[1]) :])
-        return output
+        processors = [*options.get("logits_processor", []), GuideProcessor(self)]
+        return {**options, "logits_processor": processors, "max_new_tokens": steps}
 
     def _require_followed(self, options: Mapping[str, Any]) -> None:
         """The text must end where the guide's ends, and grow by a token a step."""
@@ -263,9 +306,37 @@ class Guide:
                     f"max_new_tokens {self._plan.steps}: something else cut it off; use guide.generate, and no limit but the guide's"
                 )
 
-    @torch.no_grad()
     def __call__(self, input_ids: Int[Tensor, "R T"], scores: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+        """Refuse to be a logits processor without the length of the text: use `generate`, `generate_arguments` or `step`.
+
+        Args:
+            input_ids: Prompts and the tokens generated so far.
+            scores: Log-probabilities or logits of the language model.
+
+        Returns:
+            Never.
+
+        Raises:
+            ValueError: Always, with what to call instead.
+
+        Example:
+            >>> lm = vlhmm.load("demo-model")
+            >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
+            >>> guide(torch.tensor([[1]]), torch.zeros(1, 12))
+            Traceback (most recent call last):
+                ...
+            ValueError: a logits processor is not told where `generate` cuts the text off, and this guide plans for 4 tokens: use guide.generate(model, ...), or model.generate(..., **guide.generate_arguments()); in a loop of your own, guide.step
+        """
+        raise ValueError(
+            f"a logits processor is not told where `generate` cuts the text off, and this guide plans for {self._plan.steps} tokens: "
+            "use guide.generate(model, ...), or model.generate(..., **guide.generate_arguments()); in a loop of your own, guide.step"
+        )
+
+    @torch.no_grad()
+    def step(self, input_ids: Int[Tensor, "R T"], scores: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
         """Return scores + log p(constraint | prefix, v) - log p(constraint | prefix) for every next token v.
+
+        For a loop of one's own, which must go on for `max_new_tokens` tokens or until EOS; `check` finds texts that were cut off.
 
         Args:
             input_ids: Prompts and the tokens generated so far (R, T), a row for each beam or sequence.
@@ -284,7 +355,7 @@ class Guide:
             >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
             >>> prompt = torch.tensor([lm.tokenizer.encode("the cat sees a")])
             >>> scores = lm.hmm.next_token_probs(lm.hmm.filter(prompt).belief).log()  # here the HMM is the language model too
-            >>> lm.tokenizer.token(scores.argmax()), lm.tokenizer.token(guide(prompt, scores).argmax())
+            >>> lm.tokenizer.token(scores.argmax()), lm.tokenizer.token(guide.step(prompt, scores).argmax())
             ('bird', 'fish')
         """
         if scores.shape[1] < self._tables.num_words:
@@ -361,7 +432,7 @@ class Guide:
             return None
         if before.left == 1:
             raise ValueError(
-                f"token {plan.steps + 1} is asked for, but max_new_tokens is {plan.steps}: give `generate` the same number, "
+                f"token {plan.steps + 1} is asked for, but max_new_tokens is {plan.steps}: stop there, "
                 "or call reset() where a text becomes the next prompt"
             )
         drawn = ids[:, -1]
@@ -382,7 +453,7 @@ class Guide:
         if missing:
             warnings.warn(
                 f"the text before was cut off with {rows.left - 1} of {self._plan.steps} tokens left, and does not satisfy "
-                f"{self._constraints[min(missing)]!r}: use guide.generate, or give `generate` max_new_tokens={self._plan.steps}",
+                f"{self._constraints[min(missing)]!r}: use guide.generate, or go on for {self._plan.steps} tokens",
                 stacklevel=3,
             )
 
@@ -487,6 +558,11 @@ class Guide:
             raise ValueError(
                 f"all rows violate {self._constraints[min(missing)]!r}: tokens were chosen that had a score of -inf"
             )
+
+
+def _as_constraints(given: Any) -> list[Constraint | Automaton]:
+    constraints = list(given) if isinstance(given, list | tuple) else [given]
+    return [one if isinstance(one, Automaton) else check_constraint(one) for one in constraints]
 
 
 def _eos_ids(given: int | Sequence[int] | None, tokenizer: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from vlhmm.control.minimise import equal_rows, minimised
 from vlhmm.control.time_limit import REMEDY, check_time
 from vlhmm.data import Tokenizer
 from vlhmm.data.encode import SPACE
+from vlhmm.data.spelling import byte_alphabet
 
 # 256 MB of next states, before equal ones are one.
 _MAX_CELLS: Final = 1 << 26
@@ -218,7 +219,7 @@ def _spelling(decoder: dict[str, Any] | None, word_level: bool) -> tuple[Callabl
     steps = decoder.get("decoders", [decoder])
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
-        byte_of_character = _byte_alphabet()
+        byte_of_character = byte_alphabet()
         return lambda name: bytes(byte_of_character[character] for character in name), b""
     if "Metaspace" in kinds or any(step.get("pattern") == {"String": SPACE} for step in steps):
         fallback = "ByteFallback" in kinds
@@ -232,10 +233,3 @@ def _spelling(decoder: dict[str, Any] | None, word_level: bool) -> tuple[Callabl
         f"constraints cannot read tokens whose decoder is {', '.join(sorted(kinds))}; "
         "use a tokenizer of words, of byte-level BPE or of SentencePiece"
     )
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Which byte each character of a byte-level vocabulary stands for: printable ones for themselves."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

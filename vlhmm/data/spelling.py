@@ -1,7 +1,8 @@
-"""Whether a tokenizer can spell every text."""
+"""What tokens spell: whether a tokenizer can spell every text, and its tokens as people read them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -48,6 +49,32 @@ def why_not_every_text(
         return f"it has no token for {len(missing)} of the 256 bytes"
     changed = next((text for text in _PROBES if decode(encode(text)) != text), None)
     return None if changed is None else f"texts do not come back from their tokens unchanged, such as {changed!r}"
+
+
+def shown_token(name: str, *, byte_level: bool) -> str:
+    """A piece of a text as people read it: white space marked, bytes that are no whole characters by their numbers."""
+    if byte_level and all(character in _BYTES for character in name):
+        name = shown_bytes(bytes(_BYTES[character] for character in name))
+    return name.translate(_MARKS)
+
+
+def shown_bytes(spelling: bytes) -> str:
+    """UTF-8 as text, with `<0xE2>` for a byte that belongs to no whole character."""
+    # Half characters stand for the bytes that cannot be decoded.
+    decoded = spelling.decode("utf-8", "surrogateescape")
+    return _NO_CHARACTER.sub(lambda found: f"<0x{ord(found[0]) - 0xDC00:02X}>", decoded)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Which byte each character of a byte-level vocabulary stands for: printable ones for themselves."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES: Final = byte_alphabet()
+_MARKS: Final = str.maketrans({" ": "␣", "▁": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+_NO_CHARACTER: Final = re.compile("[\udc80-\udcff]")
 
 
 def _decoders(definition: dict[str, Any]) -> set[str]:

@@ -18,7 +18,7 @@ from vlhmm.data.atomic import atomic_write
 from vlhmm.data.backend_errors import backend_errors
 from vlhmm.data.json_file import parse_json, read_json_object, read_text
 from vlhmm.data.punctuation import join, separate_punctuation, separates_punctuation
-from vlhmm.data.spelling import why_not_every_text
+from vlhmm.data.spelling import is_byte_level, shown_token, why_not_every_text
 
 EOS: Final = "<eos>"
 UNK: Final = "<unk>"
@@ -91,6 +91,7 @@ class Tokenizer:
         hash: SHA-256 of the definition.
         vocab_size: Number of token ids, X.
         word_level: Whether tokens are whole words.
+        byte_level: Whether the names of tokens are strings of bytes, a letter each.
         separates_punctuation: Whether punctuation marks are words of their own, which decoding joins to the words beside them.
         eos_id: The EOS token, None where there is none.
         unk_id: The token of unknown words, None where there is none.
@@ -133,6 +134,7 @@ class Tokenizer:
                 f"this tokenizer has {len(self._ids):,} tokens, but ids up to {self.vocab_size - 1:,}, so that more than "
                 f"{MAX_UNUSED_IDS:,} are unused: its vocabulary is damaged"
             )
+        self.byte_level: Final[bool] = is_byte_level(fields)
         self.word_level: Final[bool] = fields["model"].get("type") == "WordLevel"
         self.separates_punctuation: Final[bool] = separates_punctuation(fields)
         self.eos_id: Final = self._find_eos(fields.get("post_processor"))
@@ -332,6 +334,29 @@ class Tokenizer:
             'sees'
         """
         return self._names[self._checked(token)]
+
+    def shown(self, name: str) -> str:
+        """Return the name of a token as people read it.
+
+        Names of subwords spell bytes or spaces by letters of their own: those of "café" in a byte-level vocabulary are `ĠcafÃ©`. Here
+        white space is marked, since it tells the beginning of a word from its middle, and a byte that is no whole character is
+        given by its number. Words are their own names.
+
+        Args:
+            name: The name as it is in the vocabulary.
+
+        Returns:
+            The token for people; several tokens may look alike.
+
+        Example:
+            >>> import tokenizers
+            >>> backend = tokenizers.Tokenizer(tokenizers.models.BPE({"Ġcaf": 0, "Ã©": 1, "Ã": 2}, []))
+            >>> backend.decoder = tokenizers.decoders.ByteLevel()
+            >>> tokenizer = vlhmm.Tokenizer.from_backend(backend)
+            >>> [tokenizer.shown(name) for name in tokenizer.tokens()]
+            ['␣caf', 'é', '<0xC3>']
+        """
+        return name if self.word_level else shown_token(name, byte_level=self.byte_level)
 
     def tokens(self) -> list[str]:
         """Return the names of all tokens, in the order of their ids.

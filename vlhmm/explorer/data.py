@@ -77,6 +77,8 @@ class ExplorerData:
     num_words: int
     joined: bool
     """Whether tokens carry their own white space; else words stand apart."""
+    byte_level: bool
+    """Whether names of tokens are strings of bytes."""
     text: str
     """What to call the text whose states are counted."""
     tokens: Int[np.ndarray, " N"]
@@ -191,6 +193,7 @@ def exploring(
         num_parameters=lm.model.num_parameters,
         num_words=tables.num_words,
         joined=not lm.tokenizer.word_level,
+        byte_level=lm.tokenizer.byte_level,
         text=source.label,
         tokens=np.asarray(source.tokens.ids[:], dtype=np.int64),
         perplexity=float(np.exp(-float(reading.token_log_probs.double().mean()))),
@@ -267,6 +270,7 @@ def page_values(data: ExplorerData) -> dict[str, Any]:
         "num_parameters": data.num_parameters,
         "num_words": data.num_words,
         "joined": data.joined,
+        "byte_level": data.byte_level,
         "text": {
             "label": data.text,
             "perplexity": data.perplexity,

@@ -15,7 +15,7 @@ from vlhmm.data.json_file import read_json_object
 from vlhmm.hub import CARD, require_hub, upload_folder
 from vlhmm.hub.card import model_card
 from vlhmm.models import Model
-from vlhmm.training.checkpoint import save_model
+from vlhmm.training.checkpoint import check_replaceable, save_model
 from vlhmm.training.run_folder import RESULTS
 
 
@@ -62,6 +62,7 @@ class Pushable:
         if push_to_hub:
             require_hub()
         folder = Path(save_directory)
+        check_replaceable(folder)
         about = self._with_results()
         save_model(folder, self.model, self.tokenizer, about, self._weights(dtype))
         if not (folder / CARD).exists():

@@ -30,6 +30,8 @@ class Data:
     sequences: Sequence[Tensor]
     states: Sequence[Tensor] | None = None
     """Of each sequence the state at each position, -1 where it is unknown; None: none is known."""
+    evidence: Sequence[Tensor] | None = None
+    """Of each sequence log-likelihoods (T, Z) of all states in place of tokens; then the sequences are words of `evidence_tables`."""
 
     @property
     def num_tokens(self) -> int:
@@ -37,16 +39,19 @@ class Data:
 
     def of(self, numbers: Sequence[int]) -> Data:
         states = None if self.states is None else [self.states[number] for number in numbers]
-        return Data([self.sequences[number] for number in numbers], states)
+        evidence = None if self.evidence is None else [self.evidence[number] for number in numbers]
+        return Data([self.sequences[number] for number in numbers], states, evidence)
 
     def batches(self, tables: Tables) -> Iterator[tuple[list[int], Batch]]:
         for chosen, batch in batches(self.sequences):
-            if self.states is None:
-                yield chosen, batch
-            else:
+            if self.evidence is not None:
+                of_states = torch.nn.utils.rnn.pad_sequence([self.evidence[n] for n in chosen], batch_first=True)
+                batch = replace(batch, log_evidence=of_states)
+            if self.states is not None:
                 members = [self.states[number] for number in chosen]
                 padded = torch.nn.utils.rnn.pad_sequence(members, batch_first=True, padding_value=-1)
-                yield chosen, with_states(batch, padded, tables)
+                batch = with_states(batch, padded, tables)
+            yield chosen, batch
 
 
 def with_states(batch: Batch, states: Int[Tensor, "B T"], tables: Tables) -> Batch:
@@ -54,7 +59,7 @@ def with_states(batch: Batch, states: Int[Tensor, "B T"], tables: Tables) -> Bat
     known, emitting = states[:, :, None], tables.support.states_of(batch.tokens)
     possible = (known < 0) | (emitting == known)
     evidence = torch.zeros(possible.shape, dtype=tables.dtype, device=tables.device)
-    return replace(batch, log_evidence=evidence.masked_fill_(~possible, -torch.inf))
+    return replace(batch, log_evidence=batch.with_evidence(evidence.masked_fill_(~possible, -torch.inf)))
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ def em_steps(tables: Tables, data: Data, restrictions: Restrictions) -> Iterator
     """Full-batch Baum-Welch. Iterates indefinitely: the tables after each step, and log p of the sequences before it."""
     tables = as_table(tables)
     # Put together once; what is known of states takes a number a state, so it is made anew each time.
-    numbered = list(data.batches(tables)) if data.states is None else None
+    numbered = list(data.batches(tables)) if data.states is None and data.evidence is None else None
     while True:
         counts, log_prob = total_counts(tables, data.batches(tables) if numbered is None else numbered)
         tables = restrictions.maximized(counts, tables)

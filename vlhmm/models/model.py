@@ -150,6 +150,14 @@ class Model(nn.Module):
         """Which states can emit which word."""
         return Support(self.group_of_word, self.states_of_group, self._num_states, self._partition)
 
+    def __repr__(self) -> str:
+        support = self.support
+        blocks = f" in {support.num_groups:,} blocks" if support.num_groups > 1 else ""
+        return (
+            f"Model({self.settings.parameterization}, {support.num_states:,} states{blocks}, {support.num_words:,} words, "
+            f"{self.num_parameters:,} parameters, {self.group_of_word.device})"
+        )
+
     @property
     def num_parameters(self) -> int:
         """Number of trainable parameters."""

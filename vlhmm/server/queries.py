@@ -100,7 +100,7 @@ async def infill(service: Service, asked: Asked) -> dict[str, Any]:
         else:
             generator.manual_seed(seed)
         found = service.lm.infill(
-            text, num=num, top=top, gap=(gap[0], gap[1]), eos=eos, exclude=exclude, generator=generator
+            text, num=num, top=top, gap=(gap[0], gap[1]), eos=eos, exclude=exclude, seed=generator
         )
         return [as_json(found, text=text)]
 

@@ -267,7 +267,7 @@ class Infilling:
 
     Example:
         >>> lm = vlhmm.load("demo-model")
-        >>> filled = lm.infill("the cat ___ a bird", num=3, generator=torch.Generator().manual_seed(0))
+        >>> filled = lm.infill("the cat ___ a bird", num=3, seed=0)
         >>> filled.best.text, len(filled.gaps), len(filled.samples)
         ('the cat sees a bird', 1, 3)
     """

@@ -45,6 +45,20 @@ def one_or_all(name: str, text: Any, answer: Callable[[list[str]], list[Answer]]
     return answer(texts) if texts else []
 
 
+def one_by_one(texts: list[str], answer: Callable[[str], Answer]) -> list[Answer]:
+    """The answer to each text by itself; of several, one that is refused is named by its place."""
+    if len(texts) == 1:
+        return [answer(texts[0])]
+    answers: list[Answer] = []
+    for place, text in enumerate(texts):
+        try:
+            answers.append(answer(text))
+        except ValueError as error:
+            kind = ImpossibleTextError if isinstance(error, ImpossibleTextError) else ValueError
+            raise kind(f"text {place} of the list (the first is 0): {error}") from None
+    return answers
+
+
 @dataclass(frozen=True)
 class TextBatch:
     """Some of several texts, padded to one length."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vlhmm.arguments import check_count, check_generator
+from vlhmm.arguments import as_generator, check_count
 from vlhmm.control.generate import BATCH_BYTES, Choice
 from vlhmm.hmm import HMM
 from vlhmm.inference.past import Past
@@ -73,20 +73,21 @@ def wanted_texts(
     return Wanted(limit, texts, Choice(temperature, top_k, top_p))
 
 
-def generators_of(generator: Any, num_texts: int, device: torch.device) -> Generators:
+def generators_of(seed: Any, num_texts: int, device: torch.device) -> Generators:
     """One generator for all texts, or one for each."""
-    if not isinstance(generator, list | tuple):
-        check_generator(generator, device)
-        return [generator]
-    if len(generator) != num_texts:
+    if not isinstance(seed, list | tuple):
+        return [as_generator(seed, None, device)]
+    if len(seed) != num_texts:
         raise ValueError(
-            f"generator has {len(generator)} generators, but there are {num_texts} prompts: give one for each"
+            f"seed has {len(seed)} generators or numbers, but there are {num_texts} prompts: give one for each"
         )
-    for one in generator:
-        if one is None:
-            raise ValueError("generator has None in it, but a torch.Generator is needed for each prompt")
-        check_generator(one, device)
-    return list(generator)
+    found: list[torch.Generator] = []
+    for one in seed:
+        draws = as_generator(one, None, device)
+        if draws is None:
+            raise ValueError("seed has None in it, but a number or a torch.Generator is needed for each prompt")
+        found.append(draws)
+    return found
 
 
 def draw_texts(

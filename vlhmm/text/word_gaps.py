@@ -26,6 +26,7 @@ from vlhmm.control.token_texts import TokenTexts
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.control.utf8 import over_bytes
 from vlhmm.data import Tokenizer
+from vlhmm.data.spelling import shown_bytes
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.past import Past
@@ -311,4 +312,4 @@ def infill_words(gaps: WordGaps, num: int, top: int, generator: torch.Generator 
 
 
 def _shown(spelling: bytes) -> str:
-    return spelling.decode("utf-8", "replace").strip()
+    return shown_bytes(spelling).strip()

@@ -20,7 +20,7 @@ from torch import Tensor
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.checksums import sha256_of_file, verify_wanted
-from vlhmm.data.json_file import one_line, parse_json, read_text
+from vlhmm.data.json_file import one_line, parse_json, read_json_object, read_text
 from vlhmm.data.transformers_files import save_transformers_files
 from vlhmm.memory import require_memory
 from vlhmm.models import Model, ModelSettings
@@ -116,6 +116,22 @@ def save_model(
     atomic_write(folder / CONFIG, config.encode())
     # The weights last: they record what the other two are.
     write_tensors(folder / MODEL, state or model.state_dict(), hashes_beside(folder, tokenizer))
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuses to save a model in place of a file, or over the files of another program's model."""
+    if folder.exists() and not folder.is_dir():
+        raise FolderError(f"{folder} is a file, but a model is saved as a folder: give another name")
+    config = folder / CONFIG
+    if config.is_file():
+        try:
+            ours = read_json_object(config).get("format") == FORMAT
+        except ValueError:
+            ours = False
+        if not ours:
+            raise FolderError(
+                f"{config} is not of a {FORMAT} model, and would be replaced: give another folder, or remove it first"
+            )
 
 
 def save_tokenizer(path: Path, tokenizer: Tokenizer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from vlhmm.data import Corpus
 from vlhmm.evaluate import HMMScorer
 from vlhmm.models import Model
 from vlhmm.training.gradient import GradientTask
+from vlhmm.training.plan import Plan, sketched_model
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.trainer import VALID_STREAMS
 
@@ -63,3 +65,20 @@ def estimate_seconds(model: Model, corpus: Corpus, settings: TrainSettings) -> f
     scorer.score_window(ids, torch.full(size[:1], TIMED_WINDOW), None)
     of_check = of_tables + (time.perf_counter() - begun) * len(corpus.valid) / ids.numel()
     return task.num_steps * of_step + settings.epochs * settings.checks_per_epoch * of_check
+
+
+def planned_seconds(
+    plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: Path | None = None
+) -> float | None:
+    """How long the training will take, by the time of a few steps; None where these say little: on a GPU, of stages, of Baum-Welch.
+
+    Args:
+        plan: What the run is to do.
+        corpus: The corpus of the plan.
+        device: Where it is to run.
+        blocks_file: As in `forecast`.
+    """
+    if device.type != "cpu" or plan.em is not None or plan.recipe.stages is not None:
+        return None
+    recipe, model, _ = sketched_model(plan, corpus, blocks_file)
+    return estimate_seconds(model, corpus, recipe.train)

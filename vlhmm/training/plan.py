@@ -185,14 +185,8 @@ def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: P
         >>> sizes.num_states == 4 * recipe.model.states_per_block, sizes.tokens
         (True, 540)
     """
-    recipe, em, initial = plan.recipe, plan.em, plan.initial
-    if initial is None:
-        blocks = _sketch_blocks(recipe, corpus, blocks_file)
-        model, num_blocks = recipe.make_model(corpus, blocks), blocks.num_blocks
-    else:
-        initial = initial.decided(recipe)
-        model = starting_model(initial, recipe, corpus)
-        recipe, num_blocks = with_model(recipe, model), model.support.num_groups
+    em, initial = plan.em, None if plan.initial is None else plan.initial.decided(plan.recipe)
+    recipe, model, num_blocks = sketched_model(plan, corpus, blocks_file)
     sections = recipe.to_dict()
     if em is not None:
         del sections["train"]
@@ -212,6 +206,16 @@ def forecast(plan: Plan, corpus: Corpus, device: torch.device, *, blocks_file: P
         stages=planned_stages(recipe, corpus),
         initial=initial,
     )
+
+
+def sketched_model(plan: Plan, corpus: Corpus, blocks_file: Path | None) -> tuple[Recipe, Model, int]:
+    """The recipe, a model of its size, and how many blocks it has."""
+    recipe, initial = plan.recipe, plan.initial
+    if initial is None:
+        blocks = _sketch_blocks(recipe, corpus, blocks_file)
+        return recipe, recipe.make_model(corpus, blocks), blocks.num_blocks
+    model = starting_model(initial.decided(recipe), recipe, corpus)
+    return with_model(recipe, model), model, model.support.num_groups
 
 
 def _sketch_blocks(recipe: Recipe, corpus: Corpus, blocks_file: Path | None) -> Blocks:

