@@ -103,6 +103,49 @@ def local_run(folder: Path, here: World) -> None:
     assert torch.equal(found, unbroken)
 
 
+def stopped_between_averages(folder: Path, here: World) -> None:
+    """By a signal to one rank after the third of nine steps, of which the fourth ends with an average."""
+    settings = replace(QUICK, epochs=3, checks_per_epoch=1, batch_size=2)
+
+    def run(out: Path, stop_at: int = 0, **options: Any) -> tuple[str, int, torch.Tensor]:
+        trained = model()
+        for event in gradient_events(trained, settings, here, out=out, local_steps=4, **options):
+            if isinstance(event, StepEvent) and event.step == stop_at and here.rank == here.size - 1:
+                signal.raise_signal(signal.SIGINT)
+        assert isinstance(event, Stopped)
+        return event.reason, event.step, weights(trained)
+
+    _, num_steps, unbroken = run(folder / "local, whole")
+    assert num_steps > 4
+    reason, step, found = run(folder / "local, stopped", stop_at=3)
+    assert (reason, step) == ("interrupted", 4)
+    # Before the first check the model is what the average has left.
+    mean = sum_in_order(found, here) / here.size
+    assert torch.equal(found, mean)
+    _, _, found = run(folder / "local, stopped", resume=True)
+    assert torch.equal(found, unbroken)
+
+
+def local_with_others_between(folder: Path, here: World) -> None:
+    """One process has gone on with a run of local steps, and hands it back."""
+    reason, _, _ = in_local_steps(folder / "local, then one", here, resume=True, max_seconds=0.0)
+    assert reason == "time"
+
+
+def test_an_infinite_loss_is_looked_at_by_all_ranks_where_only_one_has_a_graph() -> None:
+    """Their numbers of rows differ, and with them what can be captured."""
+
+    def reads(here: World) -> float:
+        step = Step(model(), QUICK, here)
+        step.loss.fill_(torch.inf)
+        step.token_log_probs.fill_(-1.0)
+        step.token_log_probs[0, 0] = -torch.inf
+        step._gradients.replayed = here.is_first
+        return step.read_loss()
+
+    assert on_ranks(reads, 2, time_limit=10.0) == ["1.0"] * 2
+
+
 def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_path: Path) -> None:
     expected = {name: trained(ALONE) for name, trained in TRAININGS.items()}
     whole = part(tmp_path / "whole", ALONE, resume=False)
@@ -125,6 +168,8 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
         interrupted(tmp_path / "interrupted", here)
         with_local_steps(here)
         local_run(tmp_path, here)
+        stopped_between_averages(tmp_path, here)
+        in_local_steps(tmp_path / "local, then one", here, max_seconds=0.0)
 
     def four(here: World) -> None:
         same(here, FEW)
@@ -151,6 +196,8 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
     assert on_ranks(sharded, 3) == ["None"] * 3
     is_whole(part(tmp_path / "by parts", ALONE))
     assert on_ranks(two, 2) == ["None"] * 2
+    assert part(tmp_path / "local, then one", ALONE, seconds=0.0) is None
+    assert on_ranks(lambda here: local_with_others_between(tmp_path, here), 2) == ["None"] * 2
     assert on_ranks(four, 4) == ["None"] * 4
     is_whole(part(tmp_path / "by two", ALONE))
 

@@ -173,6 +173,9 @@ class BaselineTask:
     def resumable(self) -> bool:
         return True
 
+    def stoppable(self) -> bool:
+        return True
+
     def evaluating(self) -> Generator[Progress, None, float]:
         self.loss()
         with self.stepper.scored_weights():

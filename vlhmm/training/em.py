@@ -200,6 +200,10 @@ class BaumWelchTask:
         """Between two passes."""
         return self.step % self.num_batches == 0
 
+    def stoppable(self) -> bool:
+        """A pass may take hours: what is counted of it is given up."""
+        return True
+
     def evaluating(self) -> Generator[Progress, None, float]:
         require_same_weights(self.model, self.here, self.step)
         scorer = ScoredByRanks(HMMScorer(self.model.tables().detach()).quick(), self.here)

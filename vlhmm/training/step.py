@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.capture import Graphed
-from vlhmm.distributed import ALONE, World, all_rows, shard, sum_in_order
+from vlhmm.distributed import ALONE, World, all_rows, any_rank, shard, sum_in_order
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.missing import draw_missing, without
@@ -224,7 +224,8 @@ class Step:
         boundary = None if transition is None else Boundary(transition)
         if self.settings.token_dropout:
             rate, reset = self.settings.token_dropout, self.model.reset_token
-            tables, batch = without(tables, batch, draw_missing(self._tokens, rate, reset, self.generator))
+            missing = draw_missing(self._tokens, rate, reset, self.generator, self.rows, self.settings.batch_size)
+            tables, batch = without(tables, batch, missing)
         belief = None if fresh else self._belief
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
@@ -342,7 +343,7 @@ class Step:
         """
         loss = float(self.loss)
         self.underflow.read(self.count * self.settings.batch_size, self._here)
-        if loss == math.inf and self._gradients.replayed:
+        if loss == math.inf and self._any_replayed():
             self.underflow.eagerly = True
             of_rows = self.token_log_probs.mean(1).double()
             others = of_rows[of_rows > -math.inf]
@@ -352,6 +353,13 @@ class Step:
             loss = -float(found[0] / found[1]) if float(found[1]) else self._last_loss
         self._last_loss = loss
         return loss
+
+    def _any_replayed(self) -> bool:
+        """Whether a graph made the last step. Of the ranks that share a loss some may have graphs and others not: their numbers
+        of rows differ."""
+        if self._local:
+            return self._gradients.replayed
+        return any_rank([self._gradients.replayed], self._here, f"step {self.count}")[0]
 
     def state(self) -> dict[str, Tensor]:
         """All of it as named tensors, on the first rank, however many ranks there are."""

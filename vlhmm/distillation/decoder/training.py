@@ -212,6 +212,9 @@ class DecoderTask:
     def resumable(self) -> bool:
         return True
 
+    def stoppable(self) -> bool:
+        return True
+
     def evaluating(self) -> Generator[Progress, None, float]:
         self.loss()
         # Of a few tokens, so in one go.
