@@ -7,6 +7,7 @@ returns what it was given. Objects travel by gloo between CPUs, as torch pickles
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import time
 import uuid
@@ -40,7 +41,20 @@ ROLL_CALL_SECONDS = 1.0
 SUMMED_AT_ONCE = 1 << 22
 """Numbers of each rank."""
 FINAL = "vlhmm/final"
-"""Where torchrun's store holds an error that no restart can mend."""
+"""Where torchrun's store holds an error that no restart can mend: a process of the ranks that had it, and the error."""
+TRANSIENT = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EINTR,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+    }
+)
+"""Errors of a file system or a network that a restart may mend; a full disk is none of them."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +89,36 @@ class OtherRankError(RuntimeError):
     """Another rank failed, and has told why: there is nothing to add."""
 
 
+class FinalError(RuntimeError):
+    """What would come again, were the processes started anew."""
+
+
 def launched() -> bool:
     """torchrun, or whoever sets the same environment variables, has started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def restarted() -> bool:
-    """torchrun has started the processes anew after one of them failed."""
-    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def remember(name: str, here: World) -> None:
     """Until torchrun ends, also where it starts the processes anew; see `remembered`."""
-    if launched() and here.is_first:
-        _lasting_store().set(f"vlhmm/remembered/{name}", "")
+    if launched() and dist.is_initialized() and here.is_first:
+        _lasting_store().set(f"vlhmm/remembered/{name}", _process(os.getpid()))
 
 
-def remembered(name: str) -> bool:
-    """Whether the first rank was here before torchrun started the processes anew."""
-    return restarted() and bool(_lasting_store().check([f"vlhmm/remembered/{name}"]))
+def remembered(name: str, here: World) -> bool:
+    """Whether the first rank was here before torchrun started the processes anew. It alone knows; the others follow it.
+
+    torchrun counts restarts on each machine by itself: one that has only joined again has seen none.
+    """
+    key, found = f"vlhmm/remembered/{name}", False
+    if launched() and dist.is_initialized() and here.is_first and _lasting_store().check([key]):
+        found = _lasting_store().get(key).decode() != _process(os.getpid())
+    return broadcast_object(found, here, "the question whether this is a restart")
+
+
+@cache
+def _process(pid: int) -> str:
+    """This process, as no other on any machine is called; `pid`: a fork is another one."""
+    return uuid.uuid4().hex
 
 
 def world() -> World:
@@ -126,16 +151,16 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
         ...     print(world.size)
         1
     """
-    owner = launched() and not dist.is_initialized()
+    owner, attempt = launched() and not dist.is_initialized(), ""
     if owner:
         # Its functions have the group of the moment of their import as a default, and would hold it to the end of Python.
         import_module("torch.distributed.nn.functional")
         limit = timedelta(seconds=time_limit)
         store, rank, size = next(rendezvous("env://", timeout=limit))
-        own = dist.distributed_c10d.PrefixStore(_attempt(store, rank, size, time_limit), store)
+        attempt = _attempt(store, rank, size, time_limit)
+        own = dist.distributed_c10d.PrefixStore(attempt, store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=limit)
-        if restarted() and _lasting_store().check([FINAL]):
-            reason = _lasting_store().get(FINAL).decode()
+        if (reason := _final_error(attempt)) is not None:
             dist.destroy_process_group()
             raise OtherRankError(reason)
     here = world()
@@ -151,7 +176,7 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
         yield here
     except (Exception, KeyboardInterrupt) as error:
         if here.size > 1 and owner:
-            _claim(here, error)
+            _claim(here, error, attempt)
         raise
     finally:
         if owner:
@@ -166,7 +191,8 @@ def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
 
     Every other rank says hello by a name of its own, and the first answers that name, so that nothing old is taken for an answer.
     """
-    own = uuid.uuid4().hex
+    # That of the first rank tells its process, which lives as long as those of the others.
+    own = f"{_process(os.getpid())}.{uuid.uuid4().hex}"
     if rank > 0:
         store.set(f"vlhmm/hello/{rank}", own)
         try:
@@ -190,16 +216,30 @@ def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
     return own
 
 
-def _claim(here: World, error: BaseException) -> None:
+def _is_final(error: BaseException) -> bool:
+    """It would come again in processes that torchrun starts anew."""
+    if isinstance(error, OSError):
+        return not isinstance(error, ConnectionError | TimeoutError) and error.errno not in TRANSIENT
+    return isinstance(error, ValueError | FinalError)
+
+
+def _final_error(attempt: str) -> str | None:
+    """That of processes before these."""
+    if not _lasting_store().check([FINAL]):
+        return None
+    process, _, reason = _lasting_store().get(FINAL).decode().partition(" ")
+    return None if process == attempt.partition(".")[0] else str(reason)
+
+
+def _claim(here: World, error: BaseException, attempt: str) -> None:
     """The first rank that comes here raises its own error; in the others this raises that one's."""
     if isinstance(error, OtherRankError):
         return
     try:
         # The store lives in torchrun, and so longer than any rank.
         if _store().add("vlhmm/failed", 1) == 1:
-            if isinstance(error, ValueError | OSError):
-                # It would come again: processes that torchrun starts anew have nothing to do.
-                _lasting_store().set(FINAL, f"rank {here.rank}: {error}")
+            if _is_final(error):
+                _lasting_store().set(FINAL, f"{attempt.partition('.')[0]} rank {here.rank}: {error}")
             _store().set("vlhmm/error", f"rank {here.rank}: {error}")
             return
         _store().wait(["vlhmm/error"], timedelta(seconds=ROLL_CALL_SECONDS))

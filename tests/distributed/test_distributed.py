@@ -1,17 +1,23 @@
 """Ranks that work together, and what each is told when one fails."""
 
+import errno
 import os
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+import vlhmm.distributed
 from tests.distributed.launch import on_ranks, torchrun
 from tests.distributed.laws import all_hold
 from vlhmm.distributed import (
     ALONE,
+    LostRankError,
     World,
+    _final_error,
     any_rank,
     barrier,
     broadcast_object,
@@ -19,12 +25,14 @@ from vlhmm.distributed import (
     first_does,
     gather_objects,
     joined,
+    remember,
+    remembered,
     require_alike,
-    restarted,
     shard,
     sum_in_order,
     world,
 )
+from vlhmm.training.trainer import DivergedError
 
 
 def test_the_laws_hold_on_processes_of_torchrun() -> None:
@@ -40,7 +48,6 @@ def test_the_laws_hold_on_any_number_of_ranks(ranks: int) -> None:
 def test_one_process_gets_back_what_it_gave() -> None:
     values = torch.ones(3)
     assert world() == World(0, 1) == ALONE
-    assert not restarted()
     with joined() as here:
         assert here == ALONE
     assert sum_in_order(values, ALONE) is values
@@ -76,6 +83,55 @@ def test_an_error_of_all_ranks_is_raised_by_one() -> None:
     told = on_ranks(lambda here: require_alike({"seed": here.rank // 2, "text": "ab"}, here), 3)
     text = "seed is 0 on rank 0, but 1 on rank 2: start all ranks with the same code, settings and text"
     assert sorted(told)[:2] == [f"OtherRankError: rank {told.index(f'ValueError: {text}')}: {text}"] * 2
+
+
+def in_a_process(work: Callable[[World], object], process: str) -> Callable[[World], object]:
+    """The first rank as a process of that name; a fork has the name of no other."""
+
+    def named(here: World) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(vlhmm.distributed, "_process", lambda pid: process)
+            return work(here)
+
+    return named
+
+
+def test_what_the_first_rank_remembers_is_heard_by_all_processes_after_it(tmp_path: Path) -> None:
+    """Whatever torchrun on its machine says of restarts."""
+
+    def begun(here: World) -> tuple[bool, bool]:
+        before = remembered("a run", here)
+        remember("a run", here)
+        # It has not begun anew.
+        return before, remembered("a run", here)
+
+    def both(here: World) -> list[tuple[bool, bool]]:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(here.rank)
+        return [in_a_process(begun, process)(here) for process in ("first", "second", "third")]
+
+    assert on_ranks(both, 2) == [str([(False, False), (True, False), (True, False)])] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (ValueError("a setting"), True),
+        (DivergedError("a loss of NaN"), True),
+        (OSError(errno.ENOSPC, "no space left"), True),
+        (FileNotFoundError(errno.ENOENT, "no such file"), True),
+        (OSError(errno.EIO, "input/output error"), False),
+        (ConnectionResetError("by peer"), False),
+        (RuntimeError("cuda"), False),
+        (LostRankError("rank 1"), False),
+    ],
+)
+def test_errors_that_would_come_again_end_the_processes_that_follow(error: Exception, final: bool) -> None:
+    def fails(here: World) -> str:
+        # As a process that torchrun starts after this one asks.
+        vlhmm.distributed._claim(here, error, "process.attempt")
+        return f"{_final_error('another.attempt')} / {_final_error('process.attempt')}"
+
+    assert on_ranks(fails, 1) == [f"{f'rank 0: {error}' if final else None} / None"]
 
 
 def test_a_rank_that_was_killed_is_named() -> None:

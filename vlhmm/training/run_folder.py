@@ -41,7 +41,8 @@ class RunFolder:
 
     def __init__(self, path: Path, resume: bool, here: World = ALONE) -> None:
         self.path, self.here = path, here
-        self.resume = resume or begun_before(path)
+        # As the first rank has it: the machines of the others may have been started with other words.
+        self.resume = broadcast_object(resume, here, f"opening {path}") or begun_before(path, here)
         if here.is_first:
             path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / LOCK)
@@ -140,9 +141,9 @@ class RunFolder:
         atomic_write(self.path / LOG, "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
-def begun_before(path: Path) -> bool:
-    """Whether this is a run that torchrun has begun in that folder and starts anew."""
-    return remembered(str(path.absolute()))
+def begun_before(path: Path, here: World = ALONE) -> bool:
+    """Whether this is a run that torchrun has begun in that folder and starts anew; all ranks ask together."""
+    return remembered(str(path.absolute()), here)
 
 
 def path_of(out: str | Path | RunFolder | None) -> Path | None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from vlhmm.distributed import ALONE, World, any_rank
+from vlhmm.distributed import ALONE, FinalError, World, any_rank
 from vlhmm.interrupts import StopRequest, stop_signals
 from vlhmm.progress import Progress
 from vlhmm.training.run_folder import RunFolder
@@ -368,7 +368,7 @@ def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in weights.items()}
 
 
-class DivergedError(RuntimeError):
+class DivergedError(FinalError):
     """Training has broken down; the last good checkpoint is kept."""
 
     def __init__(self, what: str, kept_in: Path | None = None) -> None:
