@@ -22,8 +22,10 @@ from vlhmm.distributed import (
     barrier,
     broadcast_object,
     broadcast_tensors,
+    chosen_time_limit,
     first_does,
     gather_objects,
+    gather_when_done,
     joined,
     remember,
     remembered,
@@ -168,3 +170,48 @@ def test_a_rank_that_hangs_is_named_after_the_time_limit() -> None:
     assert told[2] == "hangs"
     for other in told[:2]:
         assert other.endswith("rank 2 did not answer for 1 s in step 9: it hangs, or the time limit is too short")
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_is_stopped_while_others_wait_for_its_work_is_named(stopped: int) -> None:
+    def hangs(here: World) -> None:
+        def work() -> None:
+            if here.rank == stopped:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        if stopped == 0:
+            first_does(work, here, "writing to out")
+        else:
+            work()
+            gather_when_done(here.rank, here, "scoring")
+
+    told = on_ranks(hangs, 2, time_limit=1.0, seconds=8)
+    where = "writing to out" if stopped == 0 else "scoring"
+    assert told[stopped] == "hangs"
+    assert told[1 - stopped] == (
+        f"LostRankError: rank {stopped} gave no sign of life for 1 s in {where}: the process is stopped, or its machine cannot "
+        "be reached"
+    )
+
+
+def test_work_may_take_longer_than_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vlhmm.distributed, "PATIENT_SECONDS", 0.1)
+
+    def works(here: World) -> list[int]:
+        first_does(lambda: time.sleep(2.5), here)
+        time.sleep(2.5 * here.rank)
+        return gather_when_done(here.rank, here, "scoring")
+
+    assert on_ranks(works, 2, time_limit=1.0) == ["[0, 1]"] * 2
+
+
+def test_the_time_limit_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen_time_limit() == 600
+    monkeypatch.setenv("VLHMM_RANK_TIMEOUT", "90.5")
+    assert chosen_time_limit() == 90.5
+    for wrong in ("ten", "0", "inf", "nan"):
+        monkeypatch.setenv("VLHMM_RANK_TIMEOUT", wrong)
+        with pytest.raises(
+            ValueError, match=f"VLHMM_RANK_TIMEOUT is '{wrong}', but must be a number of seconds above 0"
+        ):
+            chosen_time_limit()

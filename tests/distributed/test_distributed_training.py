@@ -15,9 +15,9 @@ from tests.distributed.trained import CORPUS, COUNTED, QUICK, TRAININGS, gradien
 from vlhmm.distributed import ALONE, World, sum_in_order
 from vlhmm.training import sharding
 from vlhmm.training import step as step_module
-from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.checkpoint import read_tensors, write_tensors
 from vlhmm.training.gradient import train
-from vlhmm.training.run_folder import read_log
+from vlhmm.training.run_folder import RunFolder, read_log
 from vlhmm.training.step import Step
 from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped
 
@@ -234,6 +234,7 @@ def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step() ->
 
 def test_what_does_not_fit_is_refused_with_the_ranks_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharding, "available_bytes", lambda device: 34 << 30)
+    monkeypatch.setattr(sharding, "barrier", lambda here, what: None)
 
     def require(weights_gib: int, ranks: int) -> None:
         weights = torch.empty(weights_gib << 28, device="meta")
@@ -247,6 +248,45 @@ def test_what_does_not_fit_is_refused_with_the_ranks_that_would_do(monkeypatch: 
     require(10, 8)
     with pytest.raises(ValueError, match=r"takes 42.0 GiB .* no number of ranks is enough: make the model smaller"):
         require(12, 4)
+
+
+def test_ranks_on_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "available_bytes", lambda device: 100)
+    monkeypatch.setattr(sharding, "barrier", lambda here, what: None)
+    weights = torch.empty(4)
+    # 16 bytes: three times, and the state of a half.
+    assert sharding.bytes_of_training([weights], 2, averaged=False, sharded=True) == 64
+    sharding.require_fitting([weights], World(0, 2), averaged=False, sharded=True)
+    with pytest.raises(ValueError, match="on cpu, of which 2 ranks have a part each"):
+        sharding.require_fitting([weights], World(0, 2, local_size=2), averaged=False, sharded=True)
+
+
+def test_a_rank_that_takes_up_a_run_holds_one_tensor_of_its_state_at_a_time(tmp_path: Path) -> None:
+    """Its peak of memory is measured, as Linux tells it of a process."""
+    size = 16 << 20
+    write_tensors(
+        tmp_path / "training.safetensors", {f"t{n}": torch.full((size,), float(n)) for n in range(6)}, {"state": "{}"}
+    )
+
+    def reads(here: World) -> str:
+        with RunFolder(tmp_path, resume=True, here=here) as folder:
+            saved = folder.load_state()
+            assert saved is not None
+            tensors, _ = saved
+            Path("/proc/self/clear_refs").write_text("5")
+            before = memory("VmRSS")
+            sums = [float(tensors[name].sum()) for name in tensors]
+            assert sums == [float(size * n) for n in range(6)]
+            # Twice at most: one that is made while the one before is given back.
+            assert here.is_first or memory("VmHWM") - before < 2.5 * 4 * size
+        return "read"
+
+    assert on_ranks(reads, 2) == ["read"] * 2
+
+
+def memory(kind: str) -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
+    return 1024 * int(line.split()[1])
 
 
 def test_weights_that_differ_between_ranks_end_the_training_at_a_check() -> None:

@@ -15,7 +15,7 @@ from vlhmm._version import __version__
 from vlhmm.data import Corpus
 from vlhmm.data.merges import Merges
 from vlhmm.data.windows import Epoch
-from vlhmm.distributed import ALONE, World, barrier, first_does, joined, sum_in_order
+from vlhmm.distributed import ALONE, SentTensors, World, barrier, first_does, joined, sum_in_order
 from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.models import Model
@@ -372,8 +372,10 @@ class GradientTask:
             "about": self.about,
         }
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         self._check_same_run(values["about"], values["step"])
+        if isinstance(tensors, SentTensors):
+            tensors = tensors.on(self.device)
         self.step = values["step"]
         self.plateau = replace(self.plateau, **values["plateau"])
         last_epoch = (self.step - 1) // self.steps_per_epoch

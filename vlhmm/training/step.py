@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -384,13 +384,13 @@ class Step:
                 tensors[f"optimizer.{index}.{name}"] = whole
         return tensors
 
-    def restore(self, tensors: dict[str, Tensor], count: int, dropout: float) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], count: int, dropout: float) -> None:
         """What `state` gave, after `count` steps, the last of them with this dropout."""
         # The optimizer's state is put elsewhere.
         self._forget_graphs()
         self.count = count
         self.set_dropout(dropout)
-        self.generator.set_state(tensors["generator"])
+        self.generator.set_state(tensors["generator"].cpu())
         rows = slice(self.rows.start, self.rows.stop)
         self._belief.token.copy_(tensors["belief.token"][rows])
         self._belief.log_probs.copy_(tensors["belief.log_probs"][rows])
@@ -401,9 +401,13 @@ class Step:
         self.model.load_state_dict(part_of(tensors, "model."))
         if self.settings.ema:
             self.averaged.load_state_dict(part_of(tensors, "averaged."))
-        saved = part_of(tensors, "optimizer.")
-        if self._parts is not None:
-            saved = {name: self._parts.own(int(name.split(".")[0]), value) for name, value in saved.items()}
+        # Its state is that of one process, of which each tensor is cut before the next one comes.
+        saved = dict[str, Tensor]()
+        for name in tensors:
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".")
+                value = tensors[name]
+                saved[f"{number}.{key}"] = value if self._parts is None else self._parts.own(int(number), value)
         restore_optimizer(self.optimizer, saved)
 
 
@@ -445,5 +449,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         group["lr"] = rate
 
 
-def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Of these alone the values are asked for."""
+    return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}

@@ -185,7 +185,7 @@ class Task(Protocol[OwnEvent_co]):
         The values say what the training is about: `restore` refuses another."""
         ...
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         """Goes on exactly from what `state` gave."""
         ...
 
@@ -359,7 +359,7 @@ class Best:
     def state(self) -> dict[str, Tensor]:
         return {f"best.{name}": value for name, value in self.weights.items()}
 
-    def restore(self, tensors: dict[str, Tensor], perplexity: float, device: torch.device) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], perplexity: float, device: torch.device) -> None:
         self.perplexity = perplexity
         self.weights = {name: value.to(device) for name, value in part_of(tensors, "best.").items()}
 
