@@ -564,9 +564,14 @@ def any_rank(flags: Sequence[bool], here: World, what: str = "") -> list[bool]:
     """For each flag, whether it is set on any rank."""
     if here.size == 1:
         return list(flags)
-    told = torch.tensor(flags, dtype=torch.uint8)
     with collective(here, what):
-        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return decided(flags)
+
+
+def decided(flags: Sequence[bool]) -> list[bool]:
+    """`any_rank` in the process group that there is, be it of one."""
+    told = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
     return [bool(flag) for flag in told]
 
 
