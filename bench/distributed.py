@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -26,7 +26,7 @@ from bench.scaling_model import CLUSTERS, Link, predicted
 from bench.sizes import step_sizes
 from bench.workloads import Step as Work
 from bench.workloads import StepSizes
-from vlhmm.distributed import World
+from vlhmm.distributed import World, decided
 from vlhmm.training.reduction import FlatGradients
 from vlhmm.training.step import Step
 
@@ -65,7 +65,8 @@ class Check:
 
 @dataclass(frozen=True)
 class GpuStep:
-    """A step of one GPU: plain, and with the path of several ranks in a world of one."""
+    """A step of one GPU: plain, and with the path of several ranks in a world of one, which includes what ranks decide together
+    after it."""
 
     work: str
     tokens: int
@@ -146,7 +147,8 @@ def on_gpu(device: torch.device, quick: bool) -> dict[str, list[dict[str, Any]]]
 
 @contextmanager
 def _world_of_one(device: torch.device) -> Iterator[None]:
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    # gloo carries what the training loop decides at every step.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
@@ -161,7 +163,7 @@ def _gpu_step(work: str, sizes: StepSizes, device: torch.device, repeat: int) ->
     # As `Step` does it where there are others.
     several._flat = flat = FlatGradients(several.parameters, World())
     several.loss = flat.loss
-    runs = [_run(step, inputs) for step in (plain, several)]
+    runs = [_run(plain, inputs), _deciding(_run(several, inputs))]
     for run in runs:
         for _ in range(STEPS_CHECKED):
             run()
@@ -172,9 +174,19 @@ def _gpu_step(work: str, sizes: StepSizes, device: torch.device, repeat: int) ->
     return GpuStep(work, sizes.batch * sizes.window, plain_ms, distributed_ms, 1e3 * median(copies), flat.num_bytes)
 
 
-def _run(step: Step, inputs: StepInputs) -> Any:
+def _run(step: Step, inputs: StepInputs) -> Callable[[], None]:
     windows = cycle(inputs.windows)
     return lambda: step(next(windows), inputs.settings.learning_rate, fresh=step.count == 0)
+
+
+def _deciding(run: Callable[[], None]) -> Callable[[], None]:
+    """With what the loop asks all ranks after every step: of a signal, of the time limit, of a save."""
+
+    def both() -> None:
+        run()
+        decided([False, False, False])
+
+    return both
 
 
 def tables(found: dict[str, list[dict[str, Any]]]) -> Iterator[Table]:

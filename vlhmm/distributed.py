@@ -7,6 +7,10 @@ returns what it was given. Objects travel by gloo between CPUs, as torch pickles
 from __future__ import annotations
 
 import atexit
+import copy
+import ctypes
+import errno
+import math
 import os
 import time
 import uuid
@@ -24,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from vlhmm.heartbeat import Heartbeat, Watch
 from vlhmm.interrupts import stop_signals
 
 Value = TypeVar("Value")
@@ -31,16 +36,33 @@ Items = TypeVar("Items", bound=Sequence[Any] | Tensor)
 
 TIME_LIMIT = 600.0
 """Seconds that a rank waits for the others before it says which of them hangs."""
+TIME_LIMIT_NAME = "VLHMM_RANK_TIMEOUT"
+"""The environment variable that sets another limit."""
 NCCL_EXTRA_SECONDS = 60.0
 """NCCL ends a process without a message when its own limit is reached: gloo's comes first."""
 POLL_SECONDS = 0.05
 """Between two looks at what another rank has told."""
+PATIENT_SECONDS = 1.0
+"""After which a rank that waits for slow ones hears signals, and looks for signs of life."""
 ROLL_CALL_SECONDS = 1.0
 """In which ranks that have lost another one tell each other that they are there."""
 SUMMED_AT_ONCE = 1 << 22
 """Numbers of each rank."""
 FINAL = "vlhmm/final"
-"""Where torchrun's store holds an error that no restart can mend."""
+"""Where torchrun's store holds an error that no restart can mend: a process of the ranks that had it, and the error."""
+TRANSIENT = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.EINTR,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+    }
+)
+"""Errors of a file system or a network that a restart may mend; a full disk is none of them."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     """On this machine; the number of its GPU."""
+    local_size: int = 1
+    """Ranks on this machine."""
 
     @property
     def is_first(self) -> bool:
@@ -75,43 +99,69 @@ class OtherRankError(RuntimeError):
     """Another rank failed, and has told why: there is nothing to add."""
 
 
+class FinalError(RuntimeError):
+    """What would come again, were the processes started anew."""
+
+
 def launched() -> bool:
     """torchrun, or another launcher with the same environment variables, has started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def restarted() -> bool:
-    """torchrun has started the processes anew after one of them failed."""
-    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def remember(name: str, here: World) -> None:
     """Until torchrun ends, also where it starts the processes anew; see `remembered`."""
-    if launched() and here.is_first:
-        _lasting_store().set(f"vlhmm/remembered/{name}", "")
+    if launched() and dist.is_initialized() and here.is_first:
+        _lasting_store().set(f"vlhmm/remembered/{name}", _process(os.getpid()))
 
 
-def remembered(name: str) -> bool:
-    """Whether the first rank was here before torchrun started the processes anew."""
-    return restarted() and bool(_lasting_store().check([f"vlhmm/remembered/{name}"]))
+def remembered(name: str, here: World) -> bool:
+    """Whether the first rank was here before torchrun started the processes anew. It alone knows; the others follow it.
+
+    torchrun counts restarts on each machine by itself: one that has only joined again has seen none.
+    """
+    key, found = f"vlhmm/remembered/{name}", False
+    if launched() and dist.is_initialized() and here.is_first and _lasting_store().check([key]):
+        found = _lasting_store().get(key).decode() != _process(os.getpid())
+    return broadcast_object(found, here, "the question whether this is a restart")
+
+
+@cache
+def _process(pid: int) -> str:
+    """This process, as no other on any machine is called; `pid`: a fork is another one."""
+    return uuid.uuid4().hex
 
 
 def world() -> World:
     """Of the present process group; `ALONE` where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return ALONE
-    return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
+    local_rank, local_size = (int(os.environ.get(f"LOCAL_{name}", "0")) for name in ("RANK", "WORLD_SIZE"))
+    return World(dist.get_rank(), dist.get_world_size(), local_rank, max(1, local_size))
+
+
+def chosen_time_limit() -> float:
+    """Seconds that a rank waits for the others, unless the caller says otherwise."""
+    given = os.environ.get(TIME_LIMIT_NAME)
+    if not given:
+        return TIME_LIMIT
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{TIME_LIMIT_NAME} is {given!r}, but must be a number of seconds above 0")
+    return seconds
 
 
 @contextmanager
-def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
+def joined(time_limit: float | None = None) -> Iterator[World]:
     """The world that torchrun has started this process in, until the block ends; `ALONE` without torchrun.
 
     Within a process group it is that one, which its owner leaves. Where ranks fail, the first one raises its error, named by its
     rank; in all others `OtherRankError` is raised.
 
     Args:
-        time_limit: Seconds that a rank waits for the others.
+        time_limit: Seconds that a rank waits for the others; None: those of `VLHMM_RANK_TIMEOUT`, or 600.
 
     Yields:
         The world.
@@ -126,16 +176,17 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
         ...     print(world.size)
         1
     """
-    owner = launched() and not dist.is_initialized()
+    owner, attempt = launched() and not dist.is_initialized(), ""
     if owner:
         # Its functions have the group of the moment of their import as a default, and would hold it to the end of Python.
         import_module("torch.distributed.nn.functional")
+        time_limit = chosen_time_limit() if time_limit is None else time_limit
         limit = timedelta(seconds=time_limit)
         store, rank, size = next(rendezvous("env://", timeout=limit))
-        own = dist.distributed_c10d.PrefixStore(_attempt(store, rank, size, time_limit), store)
+        attempt = _attempt(store, rank, size, time_limit)
+        own = dist.distributed_c10d.PrefixStore(attempt, store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=limit)
-        if restarted() and _lasting_store().check([FINAL]):
-            reason = _lasting_store().get(FINAL).decode()
+        if (reason := _final_error(attempt)) is not None:
             dist.destroy_process_group()
             raise OtherRankError(reason)
     here = world()
@@ -146,18 +197,18 @@ def joined(time_limit: float = TIME_LIMIT) -> Iterator[World]:
         )
     if here.size > 1:
         # Now that all of them are here.
-        _patient_group(dist.group.WORLD)
+        _patience(dist.group.WORLD)
     try:
         yield here
     except (Exception, KeyboardInterrupt) as error:
         if here.size > 1 and owner:
-            _claim(here, error)
+            _claim(here, error, attempt)
         raise
     finally:
         if owner:
             # Groups that are still held when Python ends are torn down after it, while their threads hold tensors of it: the
             # process is aborted then, now and again.
-            _patient_group.cache_clear()
+            _end_patience()
             dist.destroy_process_group()
 
 
@@ -166,7 +217,8 @@ def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
 
     Every other rank says hello by a name of its own, and the first answers that name, so that nothing old is taken for an answer.
     """
-    own = uuid.uuid4().hex
+    # That of the first rank tells its process, which lives as long as those of the others.
+    own = f"{_process(os.getpid())}.{uuid.uuid4().hex}"
     if rank > 0:
         store.set(f"vlhmm/hello/{rank}", own)
         try:
@@ -179,9 +231,7 @@ def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
     missing, end = list(range(1, size)), time.monotonic() + time_limit
     while missing:
         if time.monotonic() > end:
-            raise LostRankError(
-                f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not start within {time_limit:.0f} s"
-            )
+            raise LostRankError(f"{_named(missing)} did not start within {time_limit:.0f} s")
         for other in missing:
             if store.check([f"vlhmm/hello/{other}"]):
                 store.set(f"vlhmm/answer/{store.get(f'vlhmm/hello/{other}').decode()}", own)
@@ -190,16 +240,30 @@ def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
     return own
 
 
-def _claim(here: World, error: BaseException) -> None:
+def _is_final(error: BaseException) -> bool:
+    """It would come again in processes that torchrun starts anew."""
+    if isinstance(error, OSError):
+        return not isinstance(error, ConnectionError | TimeoutError) and error.errno not in TRANSIENT
+    return isinstance(error, ValueError | FinalError)
+
+
+def _final_error(attempt: str) -> str | None:
+    """That of processes before these."""
+    if not _lasting_store().check([FINAL]):
+        return None
+    process, _, reason = _lasting_store().get(FINAL).decode().partition(" ")
+    return None if process == attempt.partition(".")[0] else str(reason)
+
+
+def _claim(here: World, error: BaseException, attempt: str) -> None:
     """The first rank that comes here raises its own error; in the others this raises that one's."""
     if isinstance(error, OtherRankError):
         return
     try:
         # The store lives in torchrun, and so longer than any rank.
         if _store().add("vlhmm/failed", 1) == 1:
-            if isinstance(error, ValueError | OSError):
-                # It would come again: processes that torchrun starts anew have nothing to do.
-                _lasting_store().set(FINAL, f"rank {here.rank}: {error}")
+            if _is_final(error):
+                _lasting_store().set(FINAL, f"{attempt.partition('.')[0]} rank {here.rank}: {error}")
             _store().set("vlhmm/error", f"rank {here.rank}: {error}")
             return
         _store().wait(["vlhmm/error"], timedelta(seconds=ROLL_CALL_SECONDS))
@@ -235,7 +299,7 @@ def collective(here: World, what: str = "") -> Iterator[None]:
     begun = time.monotonic()
     try:
         yield
-    except OtherRankError:
+    except (OtherRankError, LostRankError):
         raise
     # All that gloo and NCCL raise.
     except RuntimeError as error:
@@ -256,13 +320,17 @@ def _lost(here: World, what: str, waited: float, timed_out: bool) -> Exception:
             time.sleep(POLL_SECONDS)
     except RuntimeError:
         return LostRankError(f"contact with the other ranks and with torchrun is lost{what and f' in {what}'}")
-    named = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else "another rank"
+    named = _named(absent) if absent else "another rank"
     where = what and f" in {what}"
     if timed_out:
         return LostRankError(
             f"{named} did not answer for {waited:.0f} s{where}: it hangs, or the time limit is too short"
         )
     return LostRankError(f"{named} was lost{where}: it was killed, or its machine cannot be reached")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def shard(items: Items, here: World) -> Items:
@@ -296,19 +364,21 @@ def sum_in_order(values: Tensor, here: World, what: str = "") -> Tensor:
     return total.view(values.shape).to(values.device)
 
 
-def gather_objects(value: Value, here: World, what: str = "", *, patiently: bool = False) -> list[Value]:
+def gather_objects(value: Value, here: World, what: str = "") -> list[Value]:
     """Every rank's `value`, in the order of ranks."""
     if here.size == 1:
         return [value]
     values: list[Any] = [None] * here.size
     with collective(here, what):
-        dist.all_gather_object(values, value, _patient_group(dist.group.WORLD) if patiently else None)
+        dist.all_gather_object(values, value)
     return values
 
 
 def gather_when_done(value: Value, here: World, what: str) -> list[Value]:
-    """`gather_objects` after work of unequal length: ranks wait for the slowest as long as it takes."""
-    return gather_objects(value, here, what, patiently=True)
+    """`gather_objects` after work of unequal length: ranks wait for the slowest as long as it takes, unless it is lost or gives
+    no sign of life."""
+    _wait_for_slow(here, what)
+    return gather_objects(value, here, what)
 
 
 def broadcast_object(value: Value, here: World, what: str = "") -> Value:
@@ -321,28 +391,57 @@ def broadcast_object(value: Value, here: World, what: str = "") -> Value:
     return values[0]
 
 
+class SentTensors(Mapping[str, Tensor]):
+    """The first rank's tensors by name, whatever the others give, each of them sent in parts when it is asked for: ranks ask for the
+    same ones in the same order, and need no memory for the others."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], here: World, what: str = "") -> None:
+        self._own, self._here, self._what = tensors, here, what
+        self._like = broadcast_object({name: (one.shape, one.dtype) for name, one in tensors.items()}, here, what)
+        self._device = torch.device("cpu")
+
+    def on(self, device: torch.device) -> SentTensors:
+        """They arrive there, and lie nowhere else as wholes."""
+        sent = copy.copy(self)
+        sent._device = device
+        return sent
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._like:
+            raise KeyError(name)
+        shape, dtype = self._like[name]
+        first = self._here.is_first
+        whole = self._own[name].detach() if first else torch.empty(shape, dtype=dtype, device=self._device)
+        flat = whole.reshape(-1)
+        for begin in range(0, flat.numel(), SUMMED_AT_ONCE):
+            part = flat[begin : begin + SUMMED_AT_ONCE]
+            sent = part.cpu().contiguous() if first else torch.empty(part.shape, dtype=dtype)
+            with collective(self._here, self._what):
+                dist.broadcast(sent, 0)
+            if not first:
+                part.copy_(sent)
+        return whole.to(self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._like)
+
+    def __len__(self) -> int:
+        return len(self._like)
+
+
 def broadcast_tensors(tensors: Mapping[str, Tensor], here: World, what: str = "") -> dict[str, Tensor]:
-    """The first rank's tensors, whatever the others give; on others they lie on the CPU."""
-    if here.size == 1:
-        return dict(tensors)
-    like = broadcast_object({name: (value.shape, value.dtype) for name, value in tensors.items()}, here, what)
-    received = {}
-    for name, (shape, dtype) in like.items():
-        own = tensors[name].detach().cpu().contiguous() if here.is_first else torch.empty(shape, dtype=dtype)
-        with collective(here, what):
-            dist.broadcast(own, 0)
-        received[name] = own
-    return received
+    """The first rank's tensors, whatever the others give; on the CPU."""
+    return dict(tensors) if here.size == 1 else dict(SentTensors(tensors, here, what))
 
 
 def first_does(work: Callable[[], Value], here: World, what: str = "") -> Value:
-    """What `work` gives on the first rank, on all of them. They wait as long as it takes, unless it is lost."""
+    """What `work` gives on the first rank, on all of them. They wait as long as it takes, unless it is lost or gives no sign of
+    life."""
     if here.size == 1:
         return work()
-    made: list[Any] = [work() if here.is_first else None]
-    with collective(here, what):
-        dist.broadcast_object_list(made, 0, group=_patient_group(dist.group.WORLD))
-    return cast("Value", made[0])
+    made = work() if here.is_first else None
+    _wait_for_slow(here, what)
+    return broadcast_object(cast("Value", made), here, what)
 
 
 def first_yields(
@@ -357,14 +456,68 @@ def first_yields(
         return first_does(cast("Callable[[], Value]", steps), here, what)
 
 
-@cache
-def _patient_group(whole: Any) -> dist.ProcessGroup:
+@dataclass(frozen=True)
+class _Patience:
+    """What it takes to wait for a slow rank, and not for one that is gone."""
+
+    group: dist.ProcessGroup
     """The same ranks, without a time limit: they hear at once of a rank that is lost, and never of one that is slow."""
-    return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timedelta(days=365)))
+    heartbeat: Heartbeat
+
+
+@cache
+def _patience(whole: Any) -> _Patience:
+    group = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timedelta(days=365)))
+    return _Patience(group, Heartbeat(_store(), dist.get_rank(), group_time_limit()))
+
+
+def _end_patience() -> None:
+    if _patience.cache_info().currsize:
+        _patience(dist.group.WORLD).heartbeat.end()
+    _patience.cache_clear()
 
 
 # Those who own their process group may hold it to the end.
-atexit.register(_patient_group.cache_clear)
+atexit.register(_patience.cache_clear)
+
+
+def group_time_limit() -> float:
+    """Seconds that the ranks of the present process group wait for each other."""
+    options = cast("Any", dist.group.WORLD)._get_backend(torch.device("cpu")).options
+    return float(options._timeout.total_seconds())
+
+
+def _wait_for_slow(here: World, what: str) -> None:
+    """Until all ranks are here, as long as those that are missing give signs of life."""
+    if here.size == 1:
+        return
+    group, limit = _patience(dist.group.WORLD).group, group_time_limit()
+    watch = Watch(_store(), [rank for rank in range(here.size) if rank != here.rank], limit)
+    with collective(here, what):
+        waiting = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
+        try:
+            while not _ended_within(waiting, PATIENT_SECONDS):
+                if silent := watch.silent():
+                    raise LostRankError(
+                        f"{_named(silent)} gave no sign of life for {limit:.0f} s{what and f' in {what}'}: "
+                        "the process is stopped, or its machine cannot be reached"
+                    )
+        except BaseException:
+            if not waiting.is_completed():
+                # It cannot be called off, and whoever takes the group down would wait for it.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+            raise
+
+
+def _ended_within(work: Any, seconds: float) -> bool:
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        # It has failed, or has ended meanwhile.
+        work.wait()
+    return True
 
 
 def all_rows(rows: Tensor, here: World, what: str = "") -> Tensor:
@@ -411,9 +564,14 @@ def any_rank(flags: Sequence[bool], here: World, what: str = "") -> list[bool]:
     """For each flag, whether it is set on any rank."""
     if here.size == 1:
         return list(flags)
-    told = torch.tensor(flags, dtype=torch.uint8)
     with collective(here, what):
-        dist.all_reduce(told, dist.ReduceOp.MAX)
+        return decided(flags)
+
+
+def decided(flags: Sequence[bool]) -> list[bool]:
+    """`any_rank` in the process group that there is, be it of one."""
+    told = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
     return [bool(flag) for flag in told]
 
 

@@ -65,6 +65,7 @@ def _child(
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }

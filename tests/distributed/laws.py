@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import vlhmm.distributed
 from vlhmm.distributed import (
+    SentTensors,
     World,
     any_rank,
     barrier,
@@ -18,7 +19,6 @@ from vlhmm.distributed import (
     gather_objects,
     joined,
     require_alike,
-    restarted,
     shard,
     sum_in_order,
     world,
@@ -26,8 +26,8 @@ from vlhmm.distributed import (
 
 
 def all_hold(here: World) -> None:
-    assert world() == here == World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
-    assert not restarted()
+    local = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    assert world() == here == World(dist.get_rank(), dist.get_world_size(), *local)
     with joined() as inner:
         assert inner == here
     # The block inside has not left the group of the block outside.
@@ -53,6 +53,13 @@ def all_hold(here: World) -> None:
     assert sent["a"].tolist() == [[0.0] * 3] * 2
     assert sent["none"].shape == (0, 4)
     assert sent["one"].item() == 0
+
+    # In parts of 4 numbers; only what is asked for.
+    lazily = SentTensors({"a": wide, "b": torch.arange(9), "flag": torch.tensor(True)} if here.is_first else {}, here)
+    assert list(lazily) == ["a", "b", "flag"]
+    assert lazily["b"].tolist() == list(range(9))
+    assert torch.equal(lazily["a"] * (here.rank + 1), wide)
+    assert lazily.on(torch.device("cpu"))["flag"].item() is True
 
     parts = gather_objects(list(shard(range(7), here)), here)
     assert [item for part in parts for item in part] == list(range(7))

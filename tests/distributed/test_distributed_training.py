@@ -15,9 +15,9 @@ from tests.distributed.trained import CORPUS, COUNTED, QUICK, TRAININGS, gradien
 from vlhmm.distributed import ALONE, World, sum_in_order
 from vlhmm.training import sharding
 from vlhmm.training import step as step_module
-from vlhmm.training.checkpoint import read_tensors
+from vlhmm.training.checkpoint import read_tensors, write_tensors
 from vlhmm.training.gradient import train
-from vlhmm.training.run_folder import read_log
+from vlhmm.training.run_folder import RunFolder, read_log
 from vlhmm.training.step import Step
 from vlhmm.training.trainer import CheckEvent, StepEvent, Stopped
 
@@ -103,6 +103,49 @@ def local_run(folder: Path, here: World) -> None:
     assert torch.equal(found, unbroken)
 
 
+def stopped_between_averages(folder: Path, here: World) -> None:
+    """By a signal to one rank after the third of nine steps, of which the fourth ends with an average."""
+    settings = replace(QUICK, epochs=3, checks_per_epoch=1, batch_size=2)
+
+    def run(out: Path, stop_at: int = 0, **options: Any) -> tuple[str, int, torch.Tensor]:
+        trained = model()
+        for event in gradient_events(trained, settings, here, out=out, local_steps=4, **options):
+            if isinstance(event, StepEvent) and event.step == stop_at and here.rank == here.size - 1:
+                signal.raise_signal(signal.SIGINT)
+        assert isinstance(event, Stopped)
+        return event.reason, event.step, weights(trained)
+
+    _, num_steps, unbroken = run(folder / "local, whole")
+    assert num_steps > 4
+    reason, step, found = run(folder / "local, stopped", stop_at=3)
+    assert (reason, step) == ("interrupted", 4)
+    # Before the first check the model is what the average has left.
+    mean = sum_in_order(found, here) / here.size
+    assert torch.equal(found, mean)
+    _, _, found = run(folder / "local, stopped", resume=True)
+    assert torch.equal(found, unbroken)
+
+
+def local_with_others_between(folder: Path, here: World) -> None:
+    """One process has gone on with a run of local steps, and hands it back."""
+    reason, _, _ = in_local_steps(folder / "local, then one", here, resume=True, max_seconds=0.0)
+    assert reason == "time"
+
+
+def test_an_infinite_loss_is_looked_at_by_all_ranks_where_only_one_has_a_graph() -> None:
+    """Their numbers of rows differ, and with them what can be captured."""
+
+    def reads(here: World) -> float:
+        step = Step(model(), QUICK, here)
+        step.loss.fill_(torch.inf)
+        step.token_log_probs.fill_(-1.0)
+        step.token_log_probs[0, 0] = -torch.inf
+        step._gradients.replayed = here.is_first
+        return step.read_loss()
+
+    assert on_ranks(reads, 2, time_limit=10.0) == ["1.0"] * 2
+
+
 def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_path: Path) -> None:
     expected = {name: trained(ALONE) for name, trained in TRAININGS.items()}
     whole = part(tmp_path / "whole", ALONE, resume=False)
@@ -125,6 +168,8 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
         interrupted(tmp_path / "interrupted", here)
         with_local_steps(here)
         local_run(tmp_path, here)
+        stopped_between_averages(tmp_path, here)
+        in_local_steps(tmp_path / "local, then one", here, max_seconds=0.0)
 
     def four(here: World) -> None:
         same(here, FEW)
@@ -151,6 +196,8 @@ def test_ranks_train_what_one_process_does_and_go_on_with_each_others_runs(tmp_p
     assert on_ranks(sharded, 3) == ["None"] * 3
     is_whole(part(tmp_path / "by parts", ALONE))
     assert on_ranks(two, 2) == ["None"] * 2
+    assert part(tmp_path / "local, then one", ALONE, seconds=0.0) is None
+    assert on_ranks(lambda here: local_with_others_between(tmp_path, here), 2) == ["None"] * 2
     assert on_ranks(four, 4) == ["None"] * 4
     is_whole(part(tmp_path / "by two", ALONE))
 
@@ -187,6 +234,7 @@ def test_ranks_that_would_train_otherwise_are_refused_before_the_first_step() ->
 
 def test_what_does_not_fit_is_refused_with_the_ranks_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharding, "available_bytes", lambda device: 34 << 30)
+    monkeypatch.setattr(sharding, "barrier", lambda here, what: None)
 
     def require(weights_gib: int, ranks: int) -> None:
         weights = torch.empty(weights_gib << 28, device="meta")
@@ -200,6 +248,45 @@ def test_what_does_not_fit_is_refused_with_the_ranks_that_would_do(monkeypatch: 
     require(10, 8)
     with pytest.raises(ValueError, match=r"takes 42.0 GiB .* no number of ranks is enough: make the model smaller"):
         require(12, 4)
+
+
+def test_ranks_on_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "available_bytes", lambda device: 100)
+    monkeypatch.setattr(sharding, "barrier", lambda here, what: None)
+    weights = torch.empty(4)
+    # 16 bytes: three times, and the state of a half.
+    assert sharding.bytes_of_training([weights], 2, averaged=False, sharded=True) == 64
+    sharding.require_fitting([weights], World(0, 2), averaged=False, sharded=True)
+    with pytest.raises(ValueError, match="on cpu, of which 2 ranks have a part each"):
+        sharding.require_fitting([weights], World(0, 2, local_size=2), averaged=False, sharded=True)
+
+
+def test_a_rank_that_takes_up_a_run_holds_one_tensor_of_its_state_at_a_time(tmp_path: Path) -> None:
+    """Its peak of memory is measured, as Linux tells it of a process."""
+    size = 16 << 20
+    write_tensors(
+        tmp_path / "training.safetensors", {f"t{n}": torch.full((size,), float(n)) for n in range(6)}, {"state": "{}"}
+    )
+
+    def reads(here: World) -> str:
+        with RunFolder(tmp_path, resume=True, here=here) as folder:
+            saved = folder.load_state()
+            assert saved is not None
+            tensors, _ = saved
+            Path("/proc/self/clear_refs").write_text("5")
+            before = memory("VmRSS")
+            sums = [float(tensors[name].sum()) for name in tensors]
+            assert sums == [float(size * n) for n in range(6)]
+            # Twice at most: one that is made while the one before is given back.
+            assert here.is_first or memory("VmHWM") - before < 2.5 * 4 * size
+        return "read"
+
+    assert on_ranks(reads, 2) == ["read"] * 2
+
+
+def memory(kind: str) -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
+    return 1024 * int(line.split()[1])
 
 
 def test_weights_that_differ_between_ranks_end_the_training_at_a_check() -> None:

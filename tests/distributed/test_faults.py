@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.kills import MODEL, run, started
+from tests.distributed.kills import MODEL, children, run, started, started_on_two
 from tests.distributed.launch import on_ranks
 from tests.kill.scenarios import differences, write_material
 from vlhmm.cli import main
@@ -73,6 +73,26 @@ def test_a_killed_rank_costs_the_steps_since_the_last_save_alone(work: Path, pea
     assert (killed.status, killed.in_training) == (0, 1), killed.err
     assert "started anew by torchrun" in killed.err
     assert differences(peace, work / "killed") == []
+
+
+def test_a_run_that_ends_before_its_ranks_are_killed_is_no_success(work: Path) -> None:
+    with pytest.raises(AssertionError, match="torchrun ended after 0 of 1 kills, raise --epochs"):
+        run(work / "early", RANKS, kills=1, epochs=1, draw=random.Random(1), seconds=600.0)
+
+
+def test_a_rank_killed_on_one_machine_costs_those_of_others_no_more(work: Path, peace: Path) -> None:
+    """torchrun counts restarts by machine: the one that joins again has seen none."""
+    folder = work / "two machines"
+    with started_on_two(folder, 3, epochs=8) as agents:
+        state = folder / "out" / "training.safetensors"
+        while not state.exists() and all(agent.process.poll() is None for agent in agents):
+            time.sleep(0.01)
+        os.kill(children(agents[0].process, 1, set())[0], signal.SIGKILL)
+        statuses = [agent.process.wait(timeout=90) for agent in agents]
+        errors = [agent.err() for agent in agents]
+    assert statuses == [0, 0], errors
+    assert sum("started anew by torchrun" in err for err in errors) == 1
+    assert differences(peace, folder) == []
 
 
 def test_a_full_disk_of_the_first_rank_ends_all_with_one_message(work: Path) -> None:

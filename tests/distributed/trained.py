@@ -9,8 +9,11 @@ import torch
 from models.small_models import VARIANTS, small_model
 from tiny import tiny_corpus
 
-from vlhmm import Model
+from vlhmm import Corpus, Model
 from vlhmm.cluster import one_block
+from vlhmm.data import Tokens
+from vlhmm.data.splits import SplitBatch
+from vlhmm.data.vocabulary import BPELearner
 from vlhmm.distributed import World
 from vlhmm.models import scalar_hmm
 from vlhmm.support import blocked_support
@@ -36,6 +39,8 @@ SETTINGS = {
     "annealed dropout": replace(QUICK, epochs=2, state_dropout=0.8, state_dropout_end=0.2),
     "columns": replace(QUICK, dropout="columns"),
     "frozen embeddings": replace(QUICK, freeze_embeddings=0.5),
+    "token dropout": replace(QUICK, token_dropout=0.3),
+    "token dropout, rows of unequal number": replace(QUICK, token_dropout=0.3, batch_size=5),
 }
 COUNTED = {
     "full": EMSettings(iterations=2, batch_size=6, window=8),
@@ -90,6 +95,20 @@ def counted(settings: EMSettings, here: World) -> torch.Tensor:
     return torch.cat([torch.tensor(found, dtype=torch.float64), weights(trained)])
 
 
+def subwords(here: World) -> torch.Tensor:
+    """Of a text whose merges are undone at random, anew in every epoch."""
+    learner = BPELearner(2, 280)
+    text = "the lowest of the low is lower than the newest"
+    learner.add(SplitBatch("train", 20 * [text]))
+    tokenizer = learner.tokenizer()
+    tokens = Tokens.from_documents([tokenizer.encode(text) for _ in range(20)], tokenizer.vocab_size)
+    corpus = Corpus.from_splits("subwords", tokenizer, tokens, tokens, tokens)
+    support = blocked_support(torch.arange(tokenizer.vocab_size) % 4, 4, 5)
+    trained = small_model("neural softmax", support)
+    found = numbers(training(trained, corpus, replace(QUICK, epochs=2, subword_dropout=0.3), here=here))
+    return torch.cat([torch.tensor(found, dtype=torch.float64), weights(trained)])
+
+
 def states_given(here: World) -> torch.Tensor:
     per_step = QUICK.batch_size * QUICK.window
     return gradient("neural softmax", QUICK, here, joint=JointPhase(FirstOfWord(), 2 * per_step))
@@ -98,6 +117,7 @@ def states_given(here: World) -> torch.Tensor:
 TRAININGS: dict[str, Callable[[World], torch.Tensor]] = {
     **{variant: partial(gradient, variant, QUICK) for variant in VARIANTS},
     **{name: partial(gradient, "neural softmax", settings) for name, settings in SETTINGS.items()},
+    "subword dropout": subwords,
     "states given": states_given,
     **{name: partial(counted, settings) for name, settings in COUNTED.items()},
 }

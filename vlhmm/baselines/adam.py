@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -108,7 +108,7 @@ class AdamStep:
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
         return tensors, {"plateau": asdict(self.plateau)}
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         self.noise.set_state(tensors["noise"])
         self._carry(tuple(tensors[f"carried.{index}"] for index in range(len(self._state))))
         self.model.load_state_dict(part_of(tensors, "model."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -128,7 +128,7 @@ class AveragedSGDStep:
         tensors |= {f"average.{index}": value for index, value in enumerate(self.averages or [])}
         return tensors, {"valid_losses": self.valid_losses, "num_averaged": self.num_averaged}
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         self.noise.set_state(tensors["noise"])
         self._carry(tuple(tensors[f"carried.{index}"] for index in range(len(self._state))))
         self.model.load_state_dict(part_of(tensors, "model."))

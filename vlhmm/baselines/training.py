@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -173,6 +173,9 @@ class BaselineTask:
     def resumable(self) -> bool:
         return True
 
+    def stoppable(self) -> bool:
+        return True
+
     def evaluating(self) -> Generator[Progress, None, float]:
         self.loss()
         with self.stepper.scored_weights():
@@ -224,7 +227,7 @@ class BaselineTask:
             "best_perplexity": self.best.perplexity,
         }
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         self._check_same_run(values["about"])
         self.stepper.restore(tensors, values["stepper"])
         self.best.restore(tensors, values["best_perplexity"], self.device)

@@ -154,7 +154,7 @@ def train(
         require_extra("--tensorboard", "tensorboard", "tensorboard")
     if out.is_file():
         raise ValueError(f"--out {out} is a file: name a folder")
-    if not resume and begun_before(out):
+    if begun_before(out, here) and not resume:
         message(f"started anew by torchrun: going on with {out}")
         resume = True
     saved = broadcast_object(read_plan(out) if resume and here.is_first else None, here, f"reading {out}")

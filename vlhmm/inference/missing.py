@@ -20,11 +20,22 @@ from vlhmm.tables import AnyTables, Tables, WindowTables
 
 
 def draw_missing(
-    tokens: Int[Tensor, "B T"], rate: float, reset_token: int | None, generator: torch.Generator
-) -> Bool[Tensor, "B T"]:
-    """Each token is missing with this probability, but for the reset token; drawn where the generator is."""
-    keys = torch.rand(tokens.shape, generator=generator, device=generator.device).to(tokens.device)
-    missing = keys < rate
+    tokens: Int[Tensor, "R T"],
+    rate: float,
+    reset_token: int | None,
+    generator: torch.Generator,
+    rows: range | None = None,
+    batch_size: int | None = None,
+) -> Bool[Tensor, "R T"]:
+    """Each token is missing with this probability, but for the reset token; drawn where the generator is.
+
+    `rows`: where these tokens stand in a batch of `batch_size`, which is drawn as a whole: whoever has a part of it draws what
+    one process does, and leaves the generator where the others do.
+    """
+    size = tokens.shape[0] if batch_size is None else batch_size
+    keys = torch.rand(size, tokens.shape[1], generator=generator, device=generator.device)
+    own = keys if rows is None else keys[rows.start : rows.stop]
+    missing = own.to(tokens.device) < rate
     return missing if reset_token is None else missing & (tokens != reset_token)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,10 @@ class BaumWelchTask:
         """Between two passes."""
         return self.step % self.num_batches == 0
 
+    def stoppable(self) -> bool:
+        """A pass may take hours: what is counted of it is given up."""
+        return True
+
     def evaluating(self) -> Generator[Progress, None, float]:
         require_same_weights(self.model, self.here, self.step)
         scorer = ScoredByRanks(HMMScorer(self.model.tables().detach()).quick(), self.here)
@@ -224,7 +228,7 @@ class BaumWelchTask:
         values = {"iteration": iteration, "best_perplexity": self.best.perplexity, "about": self.about}
         return {**tensors, **self.best.state()}, values
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         if values["about"] != self.about:
             raise ValueError("the run was started with other settings or another text: resume it with the same ones")
         self.model.load_state_dict(part_of(tensors, "model."))

@@ -15,7 +15,7 @@ from vlhmm._version import __version__
 from vlhmm.data import Corpus
 from vlhmm.data.merges import Merges
 from vlhmm.data.windows import Epoch
-from vlhmm.distributed import ALONE, World, barrier, first_does, joined, sum_in_order
+from vlhmm.distributed import ALONE, SentTensors, World, barrier, first_does, joined, sum_in_order
 from vlhmm.evaluate import HMMScorer, evaluating
 from vlhmm.inference.errors import raise_impossible
 from vlhmm.models import Model
@@ -174,6 +174,7 @@ class GradientTask:
                 f"the corpus has {corpus.tokenizer.vocab_size} words, but the model has {model.support.num_words}: build the model on this corpus"
             )
         self.model, self.corpus, self.settings, self.given, self.out = model, corpus, settings, joint, out
+        # Those of one process are steps like any others.
         self.here, self.local_steps = here, local_steps if here.size > 1 else 1
         self.device = model.group_of_word.device
         if joint is not None and settings.subword_dropout:
@@ -196,8 +197,8 @@ class GradientTask:
             "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
             "train": asdict(settings),
             **(before or {}),
-            # Of one process they are steps like any others.
-            **({"local_steps": self.local_steps} if self.local_steps > 1 else {}),
+            # Whatever the number of ranks: others may go on with the run.
+            **({"local_steps": local_steps} if local_steps > 1 else {}),
         }
         if joint is not None:
             self.about["joint"] = {"steps": self.joint_steps, "about": joint.about}
@@ -266,6 +267,10 @@ class GradientTask:
     def resumable(self) -> bool:
         """All ranks have the same weights."""
         return self.step % self.local_steps == 0 or self.check_due() or self.step == self.num_steps
+
+    def stoppable(self) -> bool:
+        """Between two averages no rank has the weights of the training."""
+        return self.resumable()
 
     def loss(self) -> float:
         if self.given is not None and self.joint:
@@ -367,8 +372,10 @@ class GradientTask:
             "about": self.about,
         }
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         self._check_same_run(values["about"], values["step"])
+        if isinstance(tensors, SentTensors):
+            tensors = tensors.on(self.device)
         self.step = values["step"]
         self.plateau = replace(self.plateau, **values["plateau"])
         last_epoch = (self.step - 1) // self.steps_per_epoch
@@ -397,6 +404,11 @@ class GradientTask:
             raise ValueError(
                 f"the run was started with local_steps = {local}, not {self.local_steps}: resume it with the same"
             )
+        if local > 1:
+            # One process makes plain steps, and hands on what the run was begun with.
+            self.about["local_steps"] = local
+        else:
+            self.about.pop("local_steps", None)
         given = about.get("joint")
         if self.given is None and given is not None and step >= given["steps"]:
             # All that is left is p(x), which asks for no states.

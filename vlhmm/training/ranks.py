@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vlhmm.distributed import World, all_rows, broadcast_tensors, gather_objects, require_alike, shard
+from vlhmm.distributed import SentTensors, World, all_rows, gather_objects, require_alike, shard
 from vlhmm.evaluate import Scorer, State
 from vlhmm.models import Model
 
@@ -60,7 +60,7 @@ def begin_together(model: Model, batch_size: int, about: Mapping[str, Any], here
     device = model.group_of_word.device.type
     settings = {"the model": model.settings.to_dict(), "its tensors": shapes, "the device": device, **about}
     require_same_code(settings, here)
-    model.load_state_dict(broadcast_tensors(state, here, "the first weights"))
+    model.load_state_dict(dict(SentTensors(state, here, "the first weights").on(model.group_of_word.device)))
 
 
 def require_same_weights(model: Model, here: World, step: int) -> None:

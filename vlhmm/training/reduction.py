@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vlhmm.distributed import NCCL_EXTRA_SECONDS, TIME_LIMIT, World, collective, gather_objects
+from vlhmm.distributed import NCCL_EXTRA_SECONDS, World, collective, gather_objects, group_time_limit
 
 ALIGNMENT = 64
 """Numbers: where a gradient begins, kernels that move several at once may read it."""
@@ -76,6 +76,6 @@ def _group(device: torch.device, here: World) -> dist.ProcessGroup | None:
         # The caller's own process group.
         return None
     torch.cuda.set_device(device)
-    limit = timedelta(seconds=TIME_LIMIT + NCCL_EXTRA_SECONDS)
+    limit = timedelta(seconds=group_time_limit() + NCCL_EXTRA_SECONDS)
     group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=limit)
     return group

@@ -15,10 +15,10 @@ from vlhmm.data.atomic import LOCK, atomic_write, remove_partials, renamed
 from vlhmm.data.json_file import parse_json
 from vlhmm.distributed import (
     ALONE,
+    SentTensors,
     World,
     barrier,
     broadcast_object,
-    broadcast_tensors,
     first_does,
     first_yields,
     remember,
@@ -41,7 +41,8 @@ class RunFolder:
 
     def __init__(self, path: Path, resume: bool, here: World = ALONE) -> None:
         self.path, self.here = path, here
-        self.resume = resume or begun_before(path)
+        # As the first rank has it: the machines of the others may have been started with other words.
+        self.resume = broadcast_object(resume, here, f"opening {path}") or begun_before(path, here)
         if here.is_first:
             path.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(path / LOCK)
@@ -103,13 +104,16 @@ class RunFolder:
     def save_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         self.write(lambda: write_tensors(self.path / STATE, tensors, {"state": json.dumps(values)}))
 
-    def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What `save_state` last wrote; None if it never did, and then nothing is left in the log: the run begins anew."""
+    def load_state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]] | None:
+        """What `save_state` last wrote; None if it never did, and then nothing is left in the log: the run begins anew.
+
+        The first rank's tensors are mapped from the file, and given to the others as `SentTensors`."""
         found = self._load_state() if self.here.is_first else None
         values = broadcast_object(None if found is None else found[1], self.here, f"reading {self.path}")
         if values is None:
             return None
-        return broadcast_tensors({} if found is None else found[0], self.here, f"reading {self.path}"), values
+        tensors: Mapping[str, Tensor] = {} if found is None else found[0]
+        return tensors if self.here.size == 1 else SentTensors(tensors, self.here, f"reading {self.path}"), values
 
     def _load_state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         if not (self.path / STATE).exists():
@@ -140,9 +144,9 @@ class RunFolder:
         atomic_write(self.path / LOG, "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
-def begun_before(path: Path) -> bool:
-    """Whether this is a run that torchrun has begun in that folder and starts anew."""
-    return remembered(str(path.absolute()))
+def begun_before(path: Path, here: World = ALONE) -> bool:
+    """Whether this is a run that torchrun has begun in that folder and starts anew; all ranks ask together."""
+    return remembered(str(path.absolute()), here)
 
 
 def path_of(out: str | Path | RunFolder | None) -> Path | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vlhmm.distributed import World, collective, rows_on_first, shard
+from vlhmm.distributed import World, barrier, collective, rows_on_first, shard
 from vlhmm.memory import available_bytes
 
 SHARDED_FROM = 1 << 28
@@ -86,9 +86,14 @@ def bytes_of_training(parameters: Sequence[Tensor], ranks: int, averaged: bool, 
 
 
 def require_fitting(parameters: Sequence[Tensor], here: World, averaged: bool, sharded: bool) -> None:
-    """Refuses a training that does not fit beside the weights, with the number of ranks that would do."""
+    """Refuses a training that does not fit beside the weights, with the number of ranks that would do. What the work of a step takes
+    is not counted."""
     device = parameters[0].device
     needed, available = bytes_of_training(parameters, here.size, averaged, sharded), available_bytes(device)
+    if device.type == "cpu":
+        # The others on this machine take as much. None takes any before all have looked.
+        available //= here.local_size
+    barrier(here, "the check of memory")
     if needed <= available:
         return
     num = sum(parameter.numel() for parameter in parameters)
@@ -96,7 +101,10 @@ def require_fitting(parameters: Sequence[Tensor], here: World, averaged: bool, s
     while enough < 1 << 16 and bytes_of_training(parameters, enough, averaged, sharded) > available:
         enough *= 2
     remedy = f"start {enough} ranks, or make" if sharded and enough < 1 << 16 else "no number of ranks is enough: make"
+    shared = (
+        f", of which {here.local_size} ranks have a part each" if here.local_size > 1 and device.type == "cpu" else ""
+    )
     raise ValueError(
         f"training {num:,} parameters on {here.size} ranks takes {needed / 2**30:,.1f} GiB on each besides the weights, but "
-        f"{available / 2**30:,.1f} GiB are available on {device}: {remedy} the model smaller"
+        f"{available / 2**30:,.1f} GiB are available on {device}{shared}: {remedy} the model smaller"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.capture import Graphed
-from vlhmm.distributed import ALONE, World, all_rows, shard, sum_in_order
+from vlhmm.distributed import ALONE, World, all_rows, any_rank, shard, sum_in_order
 from vlhmm.inference.gather import Batch, Boundary
 from vlhmm.inference.joint import path_log_probs
 from vlhmm.inference.missing import draw_missing, without
@@ -224,7 +224,8 @@ class Step:
         boundary = None if transition is None else Boundary(transition)
         if self.settings.token_dropout:
             rate, reset = self.settings.token_dropout, self.model.reset_token
-            tables, batch = without(tables, batch, draw_missing(self._tokens, rate, reset, self.generator))
+            missing = draw_missing(self._tokens, rate, reset, self.generator, self.rows, self.settings.batch_size)
+            tables, batch = without(tables, batch, missing)
         belief = None if fresh else self._belief
         self.static_shapes = can_be_captured(tables, batch)
         scored = score(tables, batch, belief, boundary)
@@ -342,7 +343,7 @@ class Step:
         """
         loss = float(self.loss)
         self.underflow.read(self.count * self.settings.batch_size, self._here)
-        if loss == math.inf and self._gradients.replayed:
+        if loss == math.inf and self._any_replayed():
             self.underflow.eagerly = True
             of_rows = self.token_log_probs.mean(1).double()
             others = of_rows[of_rows > -math.inf]
@@ -352,6 +353,13 @@ class Step:
             loss = -float(found[0] / found[1]) if float(found[1]) else self._last_loss
         self._last_loss = loss
         return loss
+
+    def _any_replayed(self) -> bool:
+        """Whether a graph made the last step. Of the ranks that share a loss some may have graphs and others not: their numbers
+        of rows differ."""
+        if self._local:
+            return self._gradients.replayed
+        return any_rank([self._gradients.replayed], self._here, f"step {self.count}")[0]
 
     def state(self) -> dict[str, Tensor]:
         """All of it as named tensors, on the first rank, however many ranks there are."""
@@ -376,13 +384,13 @@ class Step:
                 tensors[f"optimizer.{index}.{name}"] = whole
         return tensors
 
-    def restore(self, tensors: dict[str, Tensor], count: int, dropout: float) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], count: int, dropout: float) -> None:
         """What `state` gave, after `count` steps, the last of them with this dropout."""
         # The optimizer's state is put elsewhere.
         self._forget_graphs()
         self.count = count
         self.set_dropout(dropout)
-        self.generator.set_state(tensors["generator"])
+        self.generator.set_state(tensors["generator"].cpu())
         rows = slice(self.rows.start, self.rows.stop)
         self._belief.token.copy_(tensors["belief.token"][rows])
         self._belief.log_probs.copy_(tensors["belief.log_probs"][rows])
@@ -393,9 +401,13 @@ class Step:
         self.model.load_state_dict(part_of(tensors, "model."))
         if self.settings.ema:
             self.averaged.load_state_dict(part_of(tensors, "averaged."))
-        saved = part_of(tensors, "optimizer.")
-        if self._parts is not None:
-            saved = {name: self._parts.own(int(name.split(".")[0]), value) for name, value in saved.items()}
+        # Its state is that of one process, of which each tensor is cut before the next one comes.
+        saved = dict[str, Tensor]()
+        for name in tensors:
+            if name.startswith("optimizer."):
+                _, number, key = name.split(".")
+                value = tensors[name]
+                saved[f"{number}.{key}"] = value if self._parts is None else self._parts.own(int(number), value)
         restore_optimizer(self.optimizer, saved)
 
 
@@ -437,5 +449,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         group["lr"] = rate
 
 
-def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Of these alone the values are asked for."""
+    return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from vlhmm.distributed import ALONE, World, any_rank
+from vlhmm.distributed import ALONE, FinalError, World, any_rank
 from vlhmm.interrupts import StopRequest, stop_signals
 from vlhmm.progress import Progress
 from vlhmm.training.run_folder import RunFolder
@@ -160,6 +160,11 @@ class Task(Protocol[OwnEvent_co]):
         """Training can go on from the present state; if not, only from an earlier one."""
         ...
 
+    def stoppable(self) -> bool:
+        """A signal may end training here. What would be resumable a few steps later waits for that; what would be only after long
+        work ends at once."""
+        ...
+
     def evaluating(self) -> Generator[Progress, None, float]:
         """Validation perplexity, if the weights are sound (else raises `DivergedError`); the best are kept, the schedule moves on.
 
@@ -180,7 +185,7 @@ class Task(Protocol[OwnEvent_co]):
         The values say what the training is about: `restore` refuses another."""
         ...
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         """Goes on exactly from what `state` gave."""
         ...
 
@@ -208,8 +213,8 @@ def fit(
     """Trains, an event at a time; the last one is the task's closing event.
 
     `folder`: that of `task.out`, where the caller holds it already. `save_seconds`: checks that come sooner after the last save do not save; nor does the end without `save_at_end`. With
-    `max_seconds`, SIGINT or SIGTERM training stops after a step, and goes on from there with `resume`. A signal does not wait for
-    a check either: that is then the first thing to be done after `resume`. `here`: the ranks that train together, each with a
+    `max_seconds`, SIGINT or SIGTERM training stops after a step, and goes on from there with `resume`; where ranks take local
+    steps it stops after their next average. A signal does not wait for a check: that is then the first thing to be done after `resume`. `here`: the ranks that train together, each with a
     task of its own; the clock is that of the first, a signal to any of them stops all.
     """
     if resume and task.out is None:
@@ -272,8 +277,8 @@ def fit(
             out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
             of_first = [here.is_first and out_of_time, here.is_first and saves.due(check_due)]
             interrupted, out_of_time, due = any_rank([stop_asked.is_set(), *of_first], here, f"step {task.step}")
-            # The time limit waits for a state to resume from; a signal does not.
-            stopping = interrupted or (out_of_time and task.resumable())
+            # The time limit waits for a state to resume from; a signal only where that is near.
+            stopping = (interrupted and task.stoppable()) or (out_of_time and task.resumable())
             if task.resumable() and (stopping or due):
                 saves.save(task, folder, unchecked=unchecked)
             if stopping:
@@ -354,7 +359,7 @@ class Best:
     def state(self) -> dict[str, Tensor]:
         return {f"best.{name}": value for name, value in self.weights.items()}
 
-    def restore(self, tensors: dict[str, Tensor], perplexity: float, device: torch.device) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], perplexity: float, device: torch.device) -> None:
         self.perplexity = perplexity
         self.weights = {name: value.to(device) for name, value in part_of(tensors, "best.").items()}
 
@@ -363,7 +368,7 @@ def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in weights.items()}
 
 
-class DivergedError(RuntimeError):
+class DivergedError(FinalError):
     """Training has broken down; the last good checkpoint is kept."""
 
     def __init__(self, what: str, kept_in: Path | None = None) -> None:

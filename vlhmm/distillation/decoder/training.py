@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,9 @@ class DecoderTask:
     def resumable(self) -> bool:
         return True
 
+    def stoppable(self) -> bool:
+        return True
+
     def evaluating(self) -> Generator[Progress, None, float]:
         self.loss()
         # Of a few tokens, so in one go.
@@ -258,7 +261,7 @@ class DecoderTask:
                 tensors[f"optimizer.{index}.{name}"] = value
         return tensors, {"step": self.step, "best_perplexity": self.best_perplexity, "about": self.about}
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
         if values["about"] != self.about:
             raise ValueError("the run was started with other settings or another text: resume it with the same ones")
         load_weights(self.decoder, part_of(tensors, "decoder."))
