@@ -70,7 +70,9 @@ def test_every_row_of_given_tables_is_checked():
     for row in range(50):
         wrong = tables.transition.log_normalizer.index_add(0, torch.tensor([row]), torch.tensor([-1.0]))
         transition = replace(tables.transition, log_normalizer=wrong)
-        refused(lambda transition=transition: vlhmm.HMM(replace(tables, transition=transition)), rf"row {row}\b", "sums")
+        refused(
+            lambda transition=transition: vlhmm.HMM(replace(tables, transition=transition)), rf"row {row}\b", "sums"
+        )
 
 
 @pytest.mark.parametrize("kind", {kind.transition: kind for kind in EVERY_KIND}.values(), ids=str)

@@ -88,9 +88,7 @@ def _tables(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tables:
     if about["transition"] not in TRANSITIONS:
         raise ValueError(f"transition {about['transition']!r} is none of {', '.join(TRANSITIONS)}")
     record = TRANSITIONS[about["transition"]]
-    parts = {
-        field.name: tensors[f"transition.{field.name}"] for field in fields(record) if field.name not in COMPUTED
-    }
+    parts = {field.name: tensors[f"transition.{field.name}"] for field in fields(record) if field.name not in COMPUTED}
     if len(parts) < len(fields(record)):
         parts |= {name: parts["out"].new_zeros(len(parts["out"])) for name in COMPUTED}
     support = Support(
