@@ -54,7 +54,8 @@ def test_what_follows_an_impossible_prompt_has_no_probability() -> None:
     with serving(rare_lm(-math.inf)) as server:
         body = {"prompt": "a b", "max_tokens": 1, "echo": True, "logprobs": 2, "seed": 0}
         found = server.complete(**body)["choices"][0]["logprobs"]
-        assert found["tokens"][:2] == ["a", "b"] and len(found["tokens"]) == 3
+        assert found["tokens"][:2] == ["a", "b"]
+        assert len(found["tokens"]) == 3
         assert found["token_logprobs"] == [None, -9999.0, None]
         assert found["top_logprobs"][2] is None
         streamed = server.post("/v1/completions", **body, stream=True).text

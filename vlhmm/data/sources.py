@@ -225,7 +225,12 @@ def _jsonl_batches(path: TextPath) -> Iterator[Batch]:
             if not rows[-1] or rows[-1].isspace():
                 rows.pop()
             else:
-                lines += _record_lines(_record_text(rows.pop(), path, number))
+                for part in _record_parts(_record_text(rows.pop(), path, number)):
+                    lines += part
+                    # Many lines of one record take several times its text.
+                    if part[-1] is not None:
+                        yield Batch(lines, bytes_read)
+                        lines = []
         yield Batch(lines, bytes_read)
 
 
@@ -330,9 +335,21 @@ def _is_text(kind: Any) -> bool:
 
 
 def _record_lines(text: str) -> list[str | None]:
-    lines: list[str | None] = [line for line in _unify_line_ends(text).split("\n") if line and not line.isspace()]
-    lines.append(None)
-    return lines
+    return [line for part in _record_parts(text) for line in part]
+
+
+def _record_parts(text: str) -> Iterator[list[str | None]]:
+    """The lines of a record, some at a time; None after the last."""
+    text, begin = _unify_line_ends(text), 0
+    while begin >= 0:
+        end = text.find("\n", begin + BATCH_CHARS)
+        part = text[begin:] if end < 0 else text[begin:end]
+        begin = end + 1 if end >= 0 else -1
+        lines: list[str | None] = [line for line in part.split("\n") if line and not line.isspace()]
+        if begin < 0:
+            lines.append(None)
+        if lines:
+            yield lines
 
 
 def _has_suffix(path: TextPath) -> bool:

@@ -183,9 +183,7 @@ class BPELearner:
         if not self._parts:
             raise ValueError("no text to make a vocabulary of (0 lines given); the training text is empty")
         backend = tokenizers.Tokenizer(models.BPE())
-        # A line end is a token by itself, so that a text has the tokens of its lines.
-        line_ends = pre_tokenizers.Split("\n", "isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        backend.pre_tokenizer = _words_of_lines()
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=self._vocab_size or vocab_size_for(self._num_bytes),
@@ -194,9 +192,17 @@ class BPELearner:
             special_tokens=[AddedToken(EOS, special=True, normalized=False)],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         )
-        short = (text for part in self._parts for text in _with_short_words(part, backend.pre_tokenizer))
+        # One of its own: the backend's is locked while it trains.
+        words = _words_of_lines()
+        short = (text for part in self._parts for text in _with_short_words(part, words))
         backend.train_from_iterator(short, trainer)
         return Tokenizer.from_backend(backend)
+
+
+def _words_of_lines() -> pre_tokenizers.PreTokenizer:
+    # A line end is a token by itself, so that a text has the tokens of its lines.
+    line_ends = pre_tokenizers.Split("\n", "isolated")
+    return pre_tokenizers.Sequence([line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)])
 
 
 def _with_short_words(text: str, pre_tokenizer: pre_tokenizers.PreTokenizer) -> Iterator[str]:
