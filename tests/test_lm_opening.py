@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from kinds import close
+from kinds import close, every_dtype
 from oracle import EVERY_KIND, Kind, random_hmm
 from tiny import tiny_corpus, tiny_model
 
 import vlhmm
 from vlhmm.data import word_tokenizer
-from vlhmm.inference.predict import belief_at
+from vlhmm.inference.predict import PreciseNextTokens, belief_at
 
 
 # Where states begin anew after a token, a text begins from the start distribution.
@@ -73,3 +73,29 @@ def test_where_no_eos_can_stand_a_text_begins_from_the_start() -> None:
     lm = vlhmm.LanguageModel.from_hmm(vlhmm.HMM.from_probabilities([1, 0, 0, 0], cycle, emission), tokenizer)
     assert lm.opening is None
     assert lm.score("a a a", eos=True).log_prob == pytest.approx(0, abs=1e-6)
+
+
+@every_dtype
+def test_what_float64_cannot_hold_is_summed_over(dtype: torch.dtype) -> None:
+    """p(state 2) = 1e-400 and p(state 3) = 2e-400 after two unknown tokens; only these two states emit token 1."""
+    transition = np.array([[1, 1e-200, 0, 0], [0, 1, 1e-200, 2e-200], [0, 0, 1, 0], [0, 0, 0, 1]])
+    emission = np.array([[1, 0], [1, 0], [0, 1], [0, 1]])
+    tables = vlhmm.HMM.from_probabilities([1, 0, 0, 0], transition, emission, dtype=dtype).tables
+    belief = belief_at(tables, 1, unknown=2)
+    assert belief is not None
+    np.testing.assert_allclose(belief.probs[0], [0, 0, 1 / 3, 2 / 3], rtol=1e-5)
+    assert belief_at(tables, 1, unknown=1) is None
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND, ids=str)
+def test_next_tokens_in_log_space_are_those_of_the_enumeration(kind: Kind) -> None:
+    oracle, tables = random_hmm(kind, seed=4)
+    hmm, precise = vlhmm.HMM(tables), PreciseNextTokens(tables)
+    for past in ([], [0], [1, 0], [2, 1]):
+        belief = hmm.filter([past]).belief if past else None
+        total = oracle.log_prob(np.array(past)) if past else 0.0
+        joint = [oracle.log_prob(np.array([*past, token])) for token in range(oracle.num_words)]
+        if np.isfinite(total):
+            np.testing.assert_allclose(precise(belief)[0].exp(), np.exp(np.array(joint) - total), atol=1e-10)
+        else:
+            assert bool((precise(belief) == -torch.inf).all())

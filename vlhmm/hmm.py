@@ -133,6 +133,9 @@ class HMM:
 
     def __init__(self, tables: Tables, *, graphs: bool = True) -> None:
         check_tables(tables)
+        self._hold(tables, graphs)
+
+    def _hold(self, tables: Tables, graphs: bool) -> None:
         self.tables = tables
         self._graphs = graphs
 
@@ -270,7 +273,7 @@ class HMM:
             verify: Compare the file with its checksum; None: unless the environment variable `VLHMM_VERIFY` is 0.
 
         Returns:
-            The HMM, bit for bit as it was saved.
+            The HMM as it was saved. The normaliser of a softmax transition is computed from its features, not read.
 
         Raises:
             ValueError: The file is missing or damaged, holds no HMM, or is of a later version.
@@ -280,9 +283,11 @@ class HMM:
             >>> vlhmm.HMM.load("hmm.safetensors")
             HMM(3 states, 5 words, torch.float32, cpu)
         """
-        from vlhmm.hmm_file import read_hmm
+        from vlhmm.hmm_file import read_hmm, whole_hmm
 
-        return cls(read_hmm(path, verify).to(device=as_device(device)))
+        tables = read_hmm(path, verify, as_device(device))
+        with whole_hmm(path):
+            return hmm_of_normalized(tables)
 
     def __repr__(self) -> str:
         support = self.tables.support
@@ -338,7 +343,7 @@ class HMM:
             HMM(2 states, 3 words, torch.float64, cpu)
         """
         check_dtype(dtype)
-        return HMM(self.tables.to(as_device(device), dtype), graphs=self._graphs)
+        return hmm_of_normalized(self.tables.to(as_device(device), dtype), graphs=self._graphs)
 
     def with_precision(self, precision: Precision) -> HMM:
         """Return the same HMM with queries in another precision on a GPU; the default is float32.
@@ -356,7 +361,7 @@ class HMM:
             >>> quick.tables.precision
             'bf16'
         """
-        return HMM(self.tables.with_precision(precision), graphs=self._graphs)
+        return hmm_of_normalized(self.tables.with_precision(precision), graphs=self._graphs)
 
     def log_prob(
         self,
@@ -930,7 +935,7 @@ class HMM:
             >>> reset.log_prob([[0, 1, 2]]), hmm.log_prob([[0, 1]]) + hmm.log_prob([[2]])
             (tensor([-3.2866]), tensor([-3.2866]))
         """
-        return HMM(replace(self.tables, reset_token=reset_token), graphs=self._graphs)
+        return hmm_of_normalized(replace(self.tables, reset_token=reset_token), graphs=self._graphs)
 
     def _allowed(self, exclude: Sequence[int]) -> Bool[Tensor, " X"]:
         allowed = torch.ones(self.num_words, dtype=torch.bool)
@@ -957,3 +962,11 @@ class HMM:
         """The tables that answer (other than this HMM's for log-likelihoods), the checked batch and its belief."""
         check_window(window)
         return given.on(self.tables, belief)
+
+
+def hmm_of_normalized(tables: Tables, *, graphs: bool = True) -> HMM:
+    """`HMM(tables)` where the normaliser of the transition was computed from its features: it is not computed again."""
+    check_tables(tables, normalized=True)
+    hmm = HMM.__new__(HMM)
+    hmm._hold(tables, graphs)
+    return hmm

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from vlhmm.transitions import KINDS
 
 ABOUT = "hmm"
 """In the file's metadata: what is no tensor, as JSON."""
+COMPUTED = ("log_normalizer",)
+"""Of a transition: computed from its other parts when a file is read, whatever the file says. Earlier versions read them."""
 OF_SUPPORT = ("group_of_word", "states_of_group")
 
 
@@ -46,7 +50,8 @@ def write_hmm(path: str | Path, tables: Tables) -> None:
     write_tensors(Path(path), _apart(tensors), {ABOUT: json.dumps(about)})
 
 
-def read_hmm(path: str | Path, verify: bool | None = None) -> Tables:
+def read_hmm(path: str | Path, verify: bool | None = None, device: torch.device | None = None) -> Tables:
+    """The tables in a file, on `device`; whoever makes an HMM of them checks their rows."""
     path = Path(path)
     if path.is_dir():
         raise FolderError(
@@ -56,9 +61,22 @@ def read_hmm(path: str | Path, verify: bool | None = None) -> Tables:
     if ABOUT not in metadata:
         raise FolderError(f"{path} holds no HMM: HMM.save writes one; vlhmm.load reads the folder of a language model")
     about = parse_json(metadata[ABOUT], f"{path}: its metadata {ABOUT!r}")
+    with whole_hmm(path):
+        tables = _tables(tensors, about)
+    tables = tables.to(device)
+    with whole_hmm(path), torch.no_grad():
+        return replace(tables, transition=tables.transition.renormalized())
+
+
+@contextmanager
+def whole_hmm(path: str | Path) -> Iterator[None]:
+    """Errors in what a file holds are one error that names it."""
     try:
-        return _tables(tensors, about)
-    except (KeyError, TypeError, ValueError) as error:
+        yield
+    # Tensors of shapes and types that do not go together are a RuntimeError of torch.
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         raise FolderError(
             f"{path} holds no whole HMM ({one_line(error)}): it was edited, or a later vlhmm wrote it"
         ) from None
@@ -68,7 +86,9 @@ def _tables(tensors: dict[str, Tensor], about: dict[str, Any]) -> Tables:
     if about["transition"] not in KINDS:
         raise ValueError(f"transition {about['transition']!r} is none of {', '.join(KINDS)}")
     record = KINDS[about["transition"]]
-    parts = {field.name: tensors[f"transition.{field.name}"] for field in fields(record)}
+    parts = {field.name: tensors[f"transition.{field.name}"] for field in fields(record) if field.name not in COMPUTED}
+    if len(parts) < len(fields(record)):
+        parts |= {name: parts["out"].new_zeros(len(parts["out"])) for name in COMPUTED}
     support = Support(
         tensors["support.group_of_word"],
         tensors["support.states_of_group"],

@@ -16,7 +16,7 @@ from vlhmm.control.controlled import ControlledHMM
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.data import Tokenizer, Tokens
 from vlhmm.evaluate import Evaluation, HMMScorer, evaluate
-from vlhmm.hmm import HMM
+from vlhmm.hmm import HMM, hmm_of_normalized
 from vlhmm.hub import fetched_folder
 from vlhmm.hub.pushable import Pushable
 from vlhmm.inference.errors import ImpossibleTextError
@@ -124,7 +124,7 @@ class LanguageModel(Pushable, ConstrainedTexts):
         """The HMM of the model, computed once; after further training make a new LanguageModel."""
         try:
             with torch.no_grad(), float32_products("highest", self.model.group_of_word.device):
-                return HMM(self.model.tables().detach())
+                return hmm_of_normalized(self.model.tables().detach())
         except ValueError as error:
             if self._folder is None:
                 raise

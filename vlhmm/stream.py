@@ -14,7 +14,8 @@ from vlhmm.arguments import check_count
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.evidence import before_tokens
 from vlhmm.inference.gather import Batch
-from vlhmm.inference.predict import likeliest_tokens, next_token_probs
+from vlhmm.inference.past import Past
+from vlhmm.inference.predict import PreciseNextTokens, likeliest_tokens, next_token_probs
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
 from vlhmm.records import shown
@@ -218,7 +219,8 @@ class Stream:
                 f"next_tokens: stream {int(impossible.nonzero()[0, 0])} was fed a text of probability zero, so nothing follows it; "
                 "fork before feeding what may be impossible"
             )
-        probs, tokens = likeliest_tokens(self.next_token_probs(), top, without)
+        precisely = Past(self._begun, self._belief).of_rows(PreciseNextTokens(self._tables))
+        probs, tokens = likeliest_tokens(self.next_token_probs(), top, without, precisely=precisely)
         return NextTokens(tokens, probs)
 
     def fork(self) -> Stream:

@@ -13,6 +13,7 @@ from torch import Tensor
 from vlhmm.arguments import as_device, as_tensor, check_count, check_tensor, is_integer
 from vlhmm.inference.evidence import NO_TOKEN
 from vlhmm.inference.gather import Batch
+from vlhmm.ops.row_logsumexp import row_logsumexp
 from vlhmm.precision import Precision
 from vlhmm.records import named_tensors, named_values
 from vlhmm.support import Support
@@ -275,13 +276,17 @@ def _tolerance(dtype: torch.dtype, of_float64: float = 1e-4) -> float:
 
 
 SAMPLED_ROWS = 16
-"""The sums of a transition stored as factors are checked on so many of its rows: all of them would cost Z^2."""
+"""Rows whose sums are taken of a transition that normalises itself, or whose normaliser was computed from its features just now."""
 ENTRIES_AT_ONCE = 1 << 24
 """Entries of a transition that are made at once to be checked."""
 
 
-def check_tables(tables: Tables) -> None:
-    """Shapes that fit together and rows that are distributions."""
+def check_tables(tables: Tables, *, normalized: bool = False) -> None:
+    """Shapes that fit together and rows that are distributions.
+
+    Every row of what is stored is checked. `normalized`: the normaliser of a softmax transition was computed from its features,
+    which costs Z^2 and need not be done again.
+    """
     if not isinstance(tables, Tables):
         raise ValueError(
             f"tables is a {type(tables).__name__}, but Tables are needed: those of a model are model.tables().detach(), "
@@ -332,7 +337,7 @@ def check_tables(tables: Tables) -> None:
         _check_logs("log_emission", tables.log_emission)
         _check_totals("start", tables.log_start.double().exp().sum()[None], tables.dtype)
         _check_emission(tables)
-        _check_transition(tables)
+        _check_transition(tables, normalized)
 
 
 def check_support(support: Support) -> None:
@@ -359,7 +364,7 @@ def check_support(support: Support) -> None:
         )
 
 
-def _check_transition(tables: Tables) -> None:
+def _check_transition(tables: Tables, normalized: bool) -> None:
     transition, num_states = tables.transition, tables.num_states
     transition.check_support(tables.support)
     for name, log_probs in transition.distributions():
@@ -370,6 +375,9 @@ def _check_transition(tables: Tables) -> None:
     operands = transition.operands()
     if operands is not None and operands.into is not None and not operands.per_block:
         _check_logits(operands.out, operands.into)
+        if operands.row_term is not None and not normalized:
+            log_sums = row_logsumexp(operands.out, operands.into, precision="highest")
+            _check_totals("transition", (log_sums - operands.row_term).double().exp(), tables.dtype)
     step = max(1, num_states // SAMPLED_ROWS)
     rows = torch.arange(0, num_states, step, device=tables.device)
     _check_totals("transition", transition.log_rows(rows).double().exp().sum(1), tables.dtype, rows)

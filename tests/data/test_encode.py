@@ -80,6 +80,39 @@ def test_batches_give_the_ids_of_single_lines(
     check()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "猫は犬を見る。庭の中で、走る！" * 40,
+        "it's4/5+the_end...thé's<x>" * 20,
+        "a b " + "abc,123;" * 50 + "  a  b\t" * 20 + "'ll've" * 30,
+        "a" * 90 + "\u0301" * 90 + "。" * 90,
+    ],
+)
+@pytest.mark.parametrize("word_chars", [100, 1000])
+def test_lines_without_spaces_are_cut_at_marks(line: str, word_chars: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where words of GPT-2 end, so that no id changes; and a word is not counted for every part of it."""
+    monkeypatch.setattr(encode, "_UNIT_CHARS", 7)
+    monkeypatch.setattr(encode, "_WORD_CHARS", word_chars)
+    tokenizer = bpe_of(["the a b\u00e9 return", "the  the\ta", "猫は犬を見る。庭の中で", "abc,123;it's"])
+    encoded = LineEncoder(tokenizer, "none").encode([line])
+    assert len(list(encode.cut_before_spaces(line))) > 10 or line[0] == line[1]
+    assert encoded.ids.tolist() == tokenizer.encode(line)
+    assert encoded.words == len(line.split())
+    assert encoded.bytes == len(line.encode()) + 1
+
+
+def test_words_of_any_length_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_UNIT_CHARS", 50)
+    monkeypatch.setattr(encode, "_WORD_CHARS", 50)
+    tokenizer = bpe_of(["xx xx", "the a"])
+    line = "the " + "x" * 1000 + " a"
+    encoded = LineEncoder(tokenizer, "none").encode([line])
+    assert max(map(len, encode.cut_before_spaces(line))) <= 100
+    assert tokenizer.decode(encoded.ids) == line
+    assert (encoded.words, encoded.bytes) == (3, len(line) + 1)
+
+
 def test_a_line_that_cannot_be_cut_and_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_PART_CHARS", 4)
     monkeypatch.setattr(encode, "MAX_UNCUT_CHARS", 10)

@@ -205,20 +205,36 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1
 """
 
 
-@pytest.mark.parametrize("between", [" ", "\\n"], ids=["one line", "lines"])
-def test_a_record_of_60_megabytes_is_prepared_in_half_a_gigabyte(tmp_path: Path, between: str) -> None:
-    sentence = "the cat sees the dog in the garden " * 7
-    with (tmp_path / "x.jsonl").open("w") as file:
+SENTENCES = {
+    "one line": "the cat sees the dog in the garden ",
+    "lines": "the cat sees the dog in the garden\\n",
+    "accents": "thé çat sees the dög in the gärden ",
+    "escapes": "th\\u00e9 cat sees the dog in the garden ",
+    "Japanese": "猫は犬を見る。庭の中で、走る",
+    "one word": "abcdefghijklmnopqrstuvwxyz",
+}
+"""What a record is made of, as it stands in the file."""
+
+
+@pytest.mark.parametrize(
+    ("text", "megabytes"),
+    [("Japanese", 60), *((text, 20) for text in SENTENCES if text != "Japanese")],
+)
+def test_a_record_is_prepared_in_half_a_gigabyte(tmp_path: Path, text: str, megabytes: int) -> None:
+    """60 MB of what takes most, 20 MB of the others: 350 MiB are taken by a record of any length that is not small."""
+    sentence = SENTENCES[text] * 7
+    limit = 350 + 162 * megabytes // 60
+    with (tmp_path / "x.jsonl").open("w", encoding="utf-8") as file:
         file.write('{"text": "the cat"}\n' * GROUP + '{"text": "')
-        for _ in range(60_000_000 // len(sentence)):
-            file.write(sentence[:-1] + between)
+        for _ in range(megabytes * 1_000_000 // len(sentence.encode())):
+            file.write(sentence)
         file.write('"}\n')
     command = [sys.executable, "-c", PREPARE_AND_TELL_MEMORY, str(tmp_path / "x.jsonl"), str(tmp_path / "out")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     # Of that 230 MiB are torch's.
-    assert int(done.stdout) < 512 << 10
+    assert int(done.stdout) < limit << 10
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

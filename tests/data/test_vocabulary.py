@@ -11,7 +11,14 @@ from tokenizers import pre_tokenizers
 
 from vlhmm.data import Tokenizer, load_corpus, prepare, vocabulary
 from vlhmm.data.splits import SplitBatch
-from vlhmm.data.vocabulary import BPELearner, Vocabulary, WordCounter, vocab_size_for
+from vlhmm.data.vocabulary import (
+    BPELearner,
+    Vocabulary,
+    WordCounter,
+    _with_short_words,
+    _words_of_lines,
+    vocab_size_for,
+)
 
 TEXT = [
     "The cat sees the dog, and the dog sees the cat.",
@@ -81,6 +88,26 @@ def test_of_much_text_a_part_from_all_of_it_is_learnt(monkeypatch: pytest.Monkey
     assert sum(map(len, learner._parts)) <= 50
     assert len(numbers) > 1
     assert len({after - before for before, after in pairwise(numbers)}) == 1
+
+
+@pytest.mark.parametrize("run", ["x", "ab", " ", "あ", "-", "1", "é"])
+def test_a_run_of_any_length_is_learnt_from(run: str) -> None:
+    """Learning takes the square of a word's length: 200,000 characters took minutes, in parts they take none."""
+    learner = BPELearner(2, 400)
+    learner.add(SplitBatch("train", [*TEXT, run * (200_000 // len(run))]))
+    tokenizer = learner.tokenizer()
+    assert tokenizer.decode(tokenizer.encode(run * 999)) == run * 999
+    assert max(map(len, tokenizer.tokens())) <= 3 * vocabulary.MAX_LEARNT_WORD
+
+
+def test_only_words_that_are_too_long_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is learnt from all other words is what the backend learns from the whole lines."""
+    lines = ["the cat、見る。" * 300, "a" * 999 + " " + "b1" * 700, "x  y\t" * 400 + " " * 999, "it's a dog"]
+    cut = [text for line in lines for text in _with_short_words(line, _words_of_lines())]
+    assert cut == lines
+    long = "the " + "a" * 2500 + "'s dog"
+    assert "".join(_with_short_words(long, _words_of_lines())) == long
+    assert [*map(len, _with_short_words(long, _words_of_lines()))] == [3 + 1000, 1000, 501 + 6]
 
 
 def test_the_vocabulary_grows_with_the_text_between_bounds() -> None:

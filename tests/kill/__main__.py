@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 NAMES = ("train", "em", "prepare", "distill", "cluster")
@@ -22,6 +25,7 @@ def main() -> int:
     parser.add_argument("--errors", type=int, default=None, help="failing operations a command; default: all, twice")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(NAMES), help="commands, separated by commas")
+    parser.add_argument("--json", type=Path, help="write counts by outcome there")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     options = parser.parse_args()
     chosen = options.only.split(",")
@@ -88,8 +92,28 @@ def _carry_out(options: argparse.Namespace, chosen: list[str], work: Path) -> in
             print(f"  {count:4d} {outcome}")
     kills = sum(count for one in killed.values() for outcome, count in one.items() if outcome.startswith("killed"))
     errors = sum(sum(one.values()) for one in failed.values())
+    if options.json is not None:
+        record = _record(options, {name: [killed[name], failed[name]] for name in killed}, time.monotonic() - begun)
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"{kills} kills and {errors} failing operations: every run went on to the same bits")
     return 0
+
+
+def _record(options: argparse.Namespace, outcomes: dict[str, list[Counter[str]]], seconds: float) -> dict[str, Any]:
+    import torch
+
+    from vlhmm.provenance import commit_of_source, device_name, versions
+
+    return {
+        "command": " ".join(["python", "-m", "tests.kill", *sys.argv[1:]]),
+        "commit": commit_of_source(),
+        "device": device_name(torch.device("cpu")),
+        "versions": versions(),
+        "seed": options.seed,
+        "seconds": round(seconds, 1),
+        "kills": {name: dict(killed) for name, (killed, _) in outcomes.items()},
+        "failing operations": {name: dict(failed) for name, (_, failed) in outcomes.items()},
+    }
 
 
 if __name__ == "__main__":

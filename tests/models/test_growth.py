@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from models.small_models import ANY_SUPPORT, OVERLAPPING, PARTITIONS, VARIANTS, small_model
@@ -61,6 +62,22 @@ def test_split_blocks_leave_every_text_as_likely(variant: str, support: str) -> 
         words = torch.bincount(whole.group_of_word, minlength=whole.num_groups)
         assert grown.support.num_groups == int(words.clamp(min=1, max=parts).sum())
         assert_as_likely(grown, model, some_text(whole, 1))
+
+
+@pytest.mark.parametrize("log_weight", [-50.0, -700.0, -1000.0, -1e5])
+@pytest.mark.parametrize("parts_of_words", [[0, 1, 1, 0], [1, 0, 0, 0], None])
+def test_words_beneath_every_float_stay_as_likely(log_weight: float, parts_of_words: list[int] | None) -> None:
+    """Alone in their part, beside a likely word, and beside another that is as rare."""
+    model = vlhmm.scalar_hmm(vlhmm.Blocks(np.array([0, 0, 0, 1]), num_blocks=2), states_per_block=2).double()
+    with torch.no_grad():
+        dict(model.named_parameters())["emission.logits"][[0, 1]] = torch.tensor(
+            [[log_weight], [log_weight - 2]]
+        ).double()
+    parts = None if parts_of_words is None else torch.tensor(parts_of_words)
+    text = [[0, 1], [0, 3, 1], [1, 1, 0], [2, 0, 3]]
+    assert bool(vlhmm.HMM(model.tables()).log_prob(text).isfinite().all())
+    assert_as_likely(split_blocks(model, 2, part_of_word=parts), model, text)
+    assert_as_likely(split_states(model, 2), model, text)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ from vlhmm.control.token_texts import TokenTexts
 from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
+from vlhmm.inference.gather import Batch
 from vlhmm.inference.past import Past
 from vlhmm.inference.sampling import Generators
+from vlhmm.inference.score import log_filtered_states
 from vlhmm.tables import Belief
 
 Ending = Literal["none", "may", "must"]
@@ -99,15 +101,15 @@ class ControlledHMM:
         """P(the text satisfies it | its length and its first t tokens) for t = 0, 1, ..., length."""
         tables, length = self._hmm.tables, len(tokens)
         ahead = self._following(constraint, length, "none", time_limit).ahead
-        filtered = self._hmm.filter([list(tokens)], belief=belief)
+        ids = torch.tensor([list(tokens)], device=tables.device)
+        log_filtered, _ = log_filtered_states(tables, Batch(ids, torch.tensor([length], device=tables.device)), belief)
         probs = []
         for done in range(length):
             state = ahead.automaton.run(tokens[:done])
             here = replace(ahead, automaton=replace(ahead.automaton, start=state))
             known = belief
             if done:
-                last = torch.tensor([tokens[done - 1]], device=tables.device)
-                known = Belief(last, filtered.probs[:, done - 1].log())
+                known = Belief(ids[:, done - 1], log_filtered[:, done - 1])
             probs.append(float(here.log_prob(tables, known, length - done).double().exp()))
         return [*probs, float(ahead.automaton.accepts(tokens))]
 

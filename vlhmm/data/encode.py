@@ -27,14 +27,18 @@ _CHARS_AT_A_TIME: Final = 1 << 17
 # Lines are encoded so many characters at a time: as words they take twenty times their length.
 _PART_CHARS: Final = 1 << 20
 _UNIT_CHARS: Final = 1 << 16
+_WORD_CHARS: Final = 1 << 16
 # What cannot be cut takes two hundred bytes a character in the backend.
 MAX_UNCUT_CHARS: Final = 1 << 22
-# Bounds of the cache's memory: some 300 MB.
+# Bounds of the cache's memory: some 150 MB.
 _MAX_CACHED_UNITS: Final = 3 << 18
 _MAX_CACHED_CHARS: Final = 1 << 24
+_MAX_CACHED_IDS: Final = 1 << 22
 # Python takes these for white space, the tokenizers' backend does not.
 _SEPARATORS: Final = "\x1c\x1d\x1e\x1f"
 _SINGLE_SPACE: Final = re.compile(r"(?<=\S) (?=\S)")
+# Between a letter or digit and a mark: words of GPT-2 end there.
+_WORD_END: Final = re.compile(r"(?<=[^\W_])(?=[^\w\s])")
 # White space that is no single space between two words.
 _UNEVEN_SPACE: Final = re.compile(r"^\s|\s$|\s\s|[^\S ]")
 
@@ -54,6 +58,8 @@ class _Piece:
 
     text: str | None
     ends_line: bool
+    goes_on: bool = False
+    """It begins within a word, which is counted with the piece before it."""
 
 
 _DOCUMENT_END: Final = _Piece(None, False)
@@ -62,6 +68,8 @@ _NEXT_LINE: Final = _Piece(_LINE_END, False)
 
 class LineEncoder:
     """Encodes batches of lines; the ids are those of `Tokenizer.encode` line by line, with EOS where the rule says.
+
+    Byte-level tokenizers read words of more than 65,536 characters in parts, each as if a word began there.
 
     Byte-level tokenizers read a line end between two lines too, where no EOS stands for it.
 
@@ -135,15 +143,12 @@ class LineEncoder:
     def _pieces(self, line: str) -> Iterator[_Piece]:
         if line is _LINE_END:
             yield _NEXT_LINE
+        elif self._spaces_begin_words:
+            yield from _as_pieces(cut_before_spaces(line))
         elif len(line) <= _PART_CHARS:
             yield _Piece(line, True)
         elif self._may_be_cut(line):
-            texts = cut_before_spaces(line) if self._spaces_begin_words else cut_at_spaces(line)
-            text = next(texts)
-            for following in texts:
-                yield _Piece(text, False)
-                text = following
-            yield _Piece(text, True)
+            yield from _as_pieces(cut_at_spaces(line), at_spaces=True)
         elif len(line) <= MAX_UNCUT_CHARS:
             yield _Piece(line, True)
         else:
@@ -154,8 +159,6 @@ class LineEncoder:
 
     def _may_be_cut(self, line: str) -> bool:
         """What `_splits` says, without a list of all words."""
-        if self._spaces_begin_words:
-            return True
         if self._begins_word is None:
             return False
         if self._tokenizer.word_level:
@@ -177,7 +180,7 @@ class LineEncoder:
                 units.append(_LINE_END)
                 continue
             piece_words = piece.text.split()
-            words += len(piece_words)
+            words += len(piece_words) - piece.goes_on
             # The line end, or the space that the line was cut at.
             num_bytes += len(piece.text.encode()) + (piece.ends_line or not self._spaces_begin_words)
             if self._splits(piece.text, piece_words):
@@ -219,7 +222,8 @@ class _UnitCache(dict[str, int]):
 
     @property
     def full(self) -> bool:
-        return len(self) > _MAX_CACHED_UNITS or self._num_chars > _MAX_CACHED_CHARS
+        too_long = self._num_chars > _MAX_CACHED_CHARS or len(self._ids) > _MAX_CACHED_IDS
+        return too_long or len(self) > _MAX_CACHED_UNITS
 
     def look_up(self, units: list[str]) -> tuple[Int32s, Int64s]:
         """The ids of all units one after the other, and how many each has."""
@@ -290,12 +294,30 @@ def cut_at_spaces(line: str) -> Iterator[str]:
 
 
 def cut_before_spaces(line: str) -> Iterator[str]:
-    """A long line in pieces of bounded length that begin with a single space before a word."""
+    """A long line in pieces of bounded length that begin with a single space before a word.
+
+    Where there is none for as many characters, with a mark after a letter or a digit, as in languages without spaces. Neither changes
+    an id. Where there is none of these either, the line is cut all the same: a word of so many letters is read in parts.
+    """
     begin = 0
-    while (found := _SINGLE_SPACE.search(line, begin + _UNIT_CHARS)) is not None:
-        yield line[begin : found.start()]
-        begin = found.start()
+    while len(line) - begin > _UNIT_CHARS:
+        least, most = begin + _UNIT_CHARS, begin + _UNIT_CHARS + _WORD_CHARS
+        found = _SINGLE_SPACE.search(line, least, most) or _WORD_END.search(line, least, most)
+        if found is None and len(line) <= most:
+            break
+        end = most if found is None else found.start()
+        yield line[begin:end]
+        begin = end
     yield line[begin:]
+
+
+def _as_pieces(texts: Iterator[str], *, at_spaces: bool = False) -> Iterator[_Piece]:
+    """Of one line; `at_spaces`: each cut took a space out."""
+    text, goes_on = next(texts), False
+    for following in texts:
+        yield _Piece(text, False, goes_on)
+        text, goes_on = following, not (at_spaces or text[-1].isspace() or following[0].isspace())
+    yield _Piece(text, True, goes_on)
 
 
 def is_word(unit: str) -> bool:

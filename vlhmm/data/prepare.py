@@ -148,6 +148,8 @@ def prepare_steps(
                 yield Progress(batch.bytes_read, 2 * size, 0)
         tokenizer = made.tokenizer()
         counted = size
+    # The text that it holds is as long as the longest line.
+    del made
     rule = eos or eos_rule(tokenizer)
     # It refuses a tokenizer that the rule does not fit.
     encoder = LineEncoder(tokenizer, rule)

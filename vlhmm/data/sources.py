@@ -30,6 +30,8 @@ MAX_RECORD_BYTES: Final = 1 << 27
 # Of an .xz file's decoder: four times what the highest preset takes.
 MAX_XZ_BYTES: Final = 1 << 28
 _SHOWN_KEYS: Final = 8
+_TWO_BYTES: Final = re.compile("[\u0100-\uffff]")
+_FOUR_BYTES: Final = re.compile("[\U00010000-\U0010ffff]")
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _SPLIT_NAME: Final = re.compile(r"(train|valid|val|dev|test)(?![a-z])|(validation)", re.IGNORECASE)
 
@@ -147,41 +149,55 @@ def read_raw_lines(path: TextPath) -> Iterator[tuple[list[str], int]]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     held = ""
     # Parts of a line that has not ended yet: to join them at every block would copy a long line once a block.
-    begun: list[str] = []
+    begun = _Line(path)
     with path.open("rb") as raw, _unpack(raw, path) as stream:
         while block := stream.read(BATCH_CHARS):
             # A carriage return at the block's end may be half of a line end: it waits for the next block.
             text = held + decoder.decode(block)
             held = "\r" if text.endswith("\r") else ""
             lines = _unify_line_ends(text.removesuffix("\r")).split("\n")
-            begun.append(lines[0])
-            _check_length(begun, path)
+            begun.add(lines[0])
             if len(lines) > 1:
-                lines[0] = "".join(begun)
-                begun = [lines.pop()]
+                lines[0] = begun.joined()
+                begun.add(lines.pop())
                 yield lines, raw.tell()
-        last = _unify_line_ends("".join(begun) + held + decoder.decode(b"", final=True)).split("\n")
-        begun.clear()
+        last = _unify_line_ends(begun.joined() + held + decoder.decode(b"", final=True)).split("\n")
         # Text after the last line end is a line; nothing after it is not.
         yield last if last[-1] else last[:-1], raw.tell()
 
 
-def _check_length(parts: list[str], path: TextPath) -> None:
-    """Refuses a line before its parts are joined: one wide character makes all of them wide."""
-    num_chars = sum(map(len, parts))
-    if num_chars * 4 > MAX_LINE_BYTES and num_chars * max(map(_bytes_a_char, parts)) > MAX_LINE_BYTES:
-        raise ValueError(
-            f"{path} has a line of more than {num_chars:,} characters, {MAX_LINE_BYTES:,} bytes in memory; the limit keeps "
-            "memory bounded: break its lines"
-        )
+class _Line:
+    """A line whose parts come one after the other. To join them as they come would copy a long line once a part."""
+
+    def __init__(self, path: TextPath) -> None:
+        self._path = path
+        self._parts: list[str] = []
+        self._num_chars, self._bytes_a_char = 0, 1
+
+    def add(self, part: str) -> None:
+        """Refuses what is too long before it is joined: one wide character makes all of them wide."""
+        self._parts.append(part)
+        self._num_chars += len(part)
+        self._bytes_a_char = max(self._bytes_a_char, _bytes_a_char(part))
+        if self._num_chars * self._bytes_a_char > MAX_LINE_BYTES:
+            raise ValueError(
+                f"{self._path} has a line of more than {self._num_chars:,} characters, {MAX_LINE_BYTES:,} bytes in memory; the limit "
+                "keeps memory bounded: break its lines"
+            )
+
+    def joined(self) -> str:
+        """The line; the next part begins another."""
+        line = "".join(self._parts)
+        self._parts.clear()
+        self._num_chars, self._bytes_a_char = 0, 1
+        return line
 
 
 def _bytes_a_char(text: str) -> int:
     """What Python takes for each character of a text."""
-    if not text or text.isascii():
+    if text.isascii():
         return 1
-    highest = max(text)
-    return 1 if highest < "\u0100" else 2 if highest < "\U00010000" else 4
+    return 4 if _FOUR_BYTES.search(text) else 2 if _TWO_BYTES.search(text) else 1
 
 
 def _unpack(raw: io.BufferedReader, path: TextPath) -> io.BufferedIOBase:
@@ -209,7 +225,12 @@ def _jsonl_batches(path: TextPath) -> Iterator[Batch]:
             if not rows[-1] or rows[-1].isspace():
                 rows.pop()
             else:
-                lines += _record_lines(_record_text(rows.pop(), path, number))
+                for part in _record_parts(_record_text(rows.pop(), path, number)):
+                    lines += part
+                    # Many lines of one record take several times its text.
+                    if part[-1] is not None:
+                        yield Batch(lines, bytes_read)
+                        lines = []
         yield Batch(lines, bytes_read)
 
 
@@ -314,9 +335,21 @@ def _is_text(kind: Any) -> bool:
 
 
 def _record_lines(text: str) -> list[str | None]:
-    lines: list[str | None] = [line for line in _unify_line_ends(text).split("\n") if line and not line.isspace()]
-    lines.append(None)
-    return lines
+    return [line for part in _record_parts(text) for line in part]
+
+
+def _record_parts(text: str) -> Iterator[list[str | None]]:
+    """The lines of a record, some at a time; None after the last."""
+    text, begin = _unify_line_ends(text), 0
+    while begin >= 0:
+        end = text.find("\n", begin + BATCH_CHARS)
+        part = text[begin:] if end < 0 else text[begin:end]
+        begin = end + 1 if end >= 0 else -1
+        lines: list[str | None] = [line for line in part.split("\n") if line and not line.isspace()]
+        if begin < 0:
+            lines.append(None)
+        if lines:
+            yield lines
 
 
 def _has_suffix(path: TextPath) -> bool:

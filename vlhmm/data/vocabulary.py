@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -26,6 +28,9 @@ _MIN_BPE_SIZE: Final = 257
 # The counts of a vocabulary are held in memory, and so is the text that merges are learnt from.
 MAX_WORD_TYPES: Final = 4_000_000
 MAX_LEARNT_CHARS: Final = 1 << 25
+# Merges are learnt in time that grows with the square of a word.
+MAX_LEARNT_WORD: Final = 1000
+_LONG_RUN: Final = re.compile(rf"\S{{{MAX_LEARNT_WORD},}}|\s{{{MAX_LEARNT_WORD},}}")
 
 
 def vocab_size_for(num_bytes: int) -> int:
@@ -178,9 +183,7 @@ class BPELearner:
         if not self._parts:
             raise ValueError("no text to make a vocabulary of (0 lines given); the training text is empty")
         backend = tokenizers.Tokenizer(models.BPE())
-        # A line end is a token by itself, so that a text has the tokens of its lines.
-        line_ends = pre_tokenizers.Split("\n", "isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        backend.pre_tokenizer = _words_of_lines()
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=self._vocab_size or vocab_size_for(self._num_bytes),
@@ -189,5 +192,25 @@ class BPELearner:
             special_tokens=[AddedToken(EOS, special=True, normalized=False)],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         )
-        backend.train_from_iterator(iter(self._parts), trainer)
+        # One of its own: the backend's is locked while it trains.
+        words = _words_of_lines()
+        short = (text for part in self._parts for text in _with_short_words(part, words))
+        backend.train_from_iterator(short, trainer)
         return Tokenizer.from_backend(backend)
+
+
+def _words_of_lines() -> pre_tokenizers.PreTokenizer:
+    # A line end is a token by itself, so that a text has the tokens of its lines.
+    line_ends = pre_tokenizers.Split("\n", "isolated")
+    return pre_tokenizers.Sequence([line_ends, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+def _with_short_words(text: str, pre_tokenizer: pre_tokenizers.PreTokenizer) -> Iterator[str]:
+    """The text, cut within words (as `pre_tokenizer` tells them) that are longer than is learnt from, and nowhere else."""
+    begin = 0
+    if _LONG_RUN.search(text) is not None:
+        for _, (first, end) in pre_tokenizer.pre_tokenize_str(text):
+            for place in range(first + MAX_LEARNT_WORD, end, MAX_LEARNT_WORD):
+                yield text[begin:place]
+                begin = place
+    yield text[begin:]

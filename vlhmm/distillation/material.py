@@ -19,7 +19,7 @@ from vlhmm.distillation.pipeline import HeldOut, drawing, fitting, fitting_lvd, 
 from vlhmm.distillation.teachers import Teacher, load_teacher
 from vlhmm.distillation.teachers.samples import num_sampled
 from vlhmm.distributed import ALONE, World, first_does, first_yields
-from vlhmm.hmm import HMM
+from vlhmm.hmm import hmm_of_normalized
 from vlhmm.models import Model
 from vlhmm.progress import Note, Progress, result_of
 from vlhmm.training.joint_phase import JointPhase
@@ -151,7 +151,7 @@ def drawing_text(
 
 def held_out_samples(model: Model, corpus: Corpus, samples: DrawnSamples) -> HeldOutSamples:
     with torch.no_grad():
-        hmm = HMM(model.tables().detach())
+        hmm = hmm_of_normalized(model.tables().detach())
     return HeldOutSamples(samples.seconds, held_out(hmm, corpus, samples.folder))
 
 

@@ -162,8 +162,11 @@ def state_totals(per_word: Float[Tensor, "X K"], support: Support) -> Float[Tens
 def mixed(new: Tables, old: Tables, rate: float) -> Tables:
     """rate * new + (1 - rate) * old, in probabilities: the step of mini-batch Baum-Welch."""
 
+    # In log space: what is beneath every float stays possible.
+    log_rate, log_rest = torch.tensor([rate, 1 - rate], dtype=torch.float64).log().tolist()
+
     def mix(one: Tensor, other: Tensor) -> Tensor:
-        return (rate * one.exp() + (1 - rate) * other.exp()).log()
+        return torch.logaddexp(one + log_rate, other + log_rest)
 
     return replace(
         new,

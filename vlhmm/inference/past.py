@@ -37,6 +37,12 @@ class Past:
         """Of some of the texts."""
         return Past(self.begun[rows], self.belief.of(rows))
 
+    def of_rows(
+        self, question: Callable[[Belief | None], Float[Tensor, "R W"]]
+    ) -> Callable[[Int[Tensor, " R"]], Float[Tensor, "R W"]]:
+        """What answers `question` for some of the texts; without a belief it has one answer for all."""
+        return lambda rows: self.of(rows).ask(lambda some, belief: question(belief).expand(len(some), -1))
+
     def ask(self, question: Callable[[Int[Tensor, " R"], Belief | None], Float[Tensor, "R W"]]) -> Float[Tensor, "N W"]:
         """What `question` answers for each text: asked once for all that have begun, and once, without a belief, for the others."""
         begun, fresh = self.begun.nonzero()[:, 0], (~self.begun).nonzero()[:, 0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.moves import MISSING, PRECISE, Moves
 from vlhmm.memory import require_memory
 from vlhmm.tables import Belief, Tables
 
@@ -16,6 +17,11 @@ ROW_BYTES = 1 << 26
 """Transition rows are made this many bytes at a time."""
 MIN_CERTAIN = 1e-26
 """Sums of products that are at least as large as this have lost nothing that float32 would show to its underflow (2^-126)."""
+
+
+def min_certain(dtype: torch.dtype) -> float:
+    """Sums of products in `dtype` that are at least as large have lost nothing that shows."""
+    return PRECISE if dtype == torch.float64 else MIN_CERTAIN
 
 
 def transition_probs(tables: Tables) -> Float[Tensor, "Z Z"]:
@@ -83,9 +89,11 @@ def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
     for _ in range(unknown - 1):
         probs = push(probs)
     ahead = (_entering(tables, probs, group) if unknown else probs[:, states])[0]
-    if ahead.dtype != torch.float64 and bool((ahead < MIN_CERTAIN).any()):
-        ahead = _ahead_in_double(tables, unknown)[states]
-    log_joint = ahead.double().log() + tables.log_emission[token].double()
+    if bool((ahead < min_certain(ahead.dtype)).any()):
+        log_ahead = _log_ahead(tables, unknown)[states]
+    else:
+        log_ahead = ahead.double().log()
+    log_joint = log_ahead + tables.log_emission[token].double()
     total = log_joint.logsumexp(0)
     if bool(total.isinf()):
         return None
@@ -106,16 +114,13 @@ def _entering(tables: Tables, probs: Float[Tensor, "B Z"], group: Int[Tensor, ""
     return entering
 
 
-def _ahead_in_double(tables: Tables, unknown: int) -> Float[Tensor, " Z"]:
-    """p(z) after so many unknown tokens, where float32 would lose what is rare or impossible."""
-    probs = tables.log_start.double().exp()
-    rows_at_once = max(1, ROW_BYTES // (tables.num_states * 8))
+def _log_ahead(tables: Tables, unknown: int) -> Float[Tensor, " Z"]:
+    """log p(z) after so many unknown tokens, also of what has no probability that the tables' dtype can hold."""
+    moves, log_probs = Moves(tables), tables.log_start.double()[None]
+    anywhere = torch.full((1,), MISSING, device=tables.device)
     for _ in range(unknown):
-        following = torch.zeros_like(probs)
-        for states in torch.arange(tables.num_states, device=tables.device).split(rows_at_once):
-            following += probs[states] @ tables.transition.log_rows(states).double().exp()
-        probs = following
-    return probs
+        log_probs = moves.push(anywhere, anywhere, log_probs)
+    return log_probs[0]
 
 
 @torch.no_grad()
@@ -133,34 +138,97 @@ def emitted(tables: Tables, state_probs: Float[Tensor, "B Z"]) -> Float[Tensor, 
     return torch.stack([(row[support.states_of_group][support.group_of_word] * emission).sum(1) for row in state_probs])
 
 
+class PreciseNextTokens:
+    """log p(x_t+1 | x_<=t) in float64, also of words whose probability is beneath every float.
+
+    Args:
+        tables: The HMM.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables, self._moves = tables, Moves(tables)
+
+    @torch.no_grad()
+    def __call__(self, belief: Belief | None) -> Float[Tensor, "B X"]:
+        """Of every word, -inf everywhere where the past is impossible. Without a belief: of the first token, B = 1."""
+        tables = self._tables
+        if belief is None:
+            return log_emitted(tables, tables.log_start.double()[None])
+        before = tables.support.group_of_word[belief.token]
+        log_states = self._moves.push(before, torch.full_like(before, MISSING), belief.log_probs.double())
+        if tables.reset_token is not None:
+            possible = (belief.log_probs > -torch.inf).any(1)
+            begins_anew = (belief.token == tables.reset_token) & possible
+            log_states = torch.where(begins_anew[:, None], tables.log_start.double(), log_states)
+        return log_emitted(tables, log_states)
+
+
+@torch.no_grad()
+def log_emitted(tables: Tables, log_states: Float[Tensor, "B Z"]) -> Float[Tensor, "B X"]:
+    """log p(x) of every word x where the states have these log-probabilities, in log space."""
+    every_word = torch.arange(tables.num_words, device=tables.device)
+    return torch.stack([log_emitted_words(tables, row, every_word) for row in log_states])
+
+
+def log_emitted_words(tables: Tables, log_states: Float[Tensor, " Z"], words: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """The same of some words, for one distribution of states."""
+    found = []
+    for some in words.split(max(1, ROW_BYTES // (8 * tables.support.states_per_word))):
+        log_joint = log_states[tables.support.states_of(some)].double() + tables.log_emission[some]
+        found.append(torch.full_like(log_joint[:, 0], -torch.inf))
+        # Most are impossible where there are zeros at all.
+        possible = (log_joint > -torch.inf).any(1)
+        found[-1][possible] = log_joint[possible].logsumexp(1)
+    return torch.cat(found)
+
+
 def without_token(
-    probs: Float[Tensor, "B X"], token: int | None, places: Sequence[int] | None = None
+    probs: Float[Tensor, "B X"],
+    token: int | None,
+    places: Sequence[int] | None = None,
+    precisely: Callable[[Int[Tensor, " R"]], Float[Tensor, "R X"]] | None = None,
 ) -> Float[Tensor, "B X"]:
     """p(x_t+1 | x_<=t, x_t+1 is not `token`); None: p(x_t+1 | x_<=t) as it is. Of an impossible past all are 0.
 
-    `places`: of each row, its text's place in a list of texts.
+    `places`: of each row, its text's place in a list of texts. `precisely`: log p(x_t+1 | x_<=t) of some rows, whatever its
+    range, for rows where the other tokens are so unlikely together that `probs` has lost some of them.
     """
     if token is None:
         return probs
     others = probs.clone()
     others[:, token] = 0
     total = others.sum(1, keepdim=True)
+    small = ((total[:, 0] < min_certain(probs.dtype)) & (probs[:, token] > 0)).nonzero()[:, 0]
+    if small.numel() and precisely is not None:
+        log_others = precisely(small).clone()
+        log_others[:, token] = -torch.inf
+        log_total = log_others.logsumexp(1, keepdim=True)
+        possible = log_total[:, 0] > -torch.inf
+        others[small[possible]] = (log_others - log_total)[possible].exp().to(probs.dtype)
+        total[small[possible]] = 1
     stuck = ((total[:, 0] == 0) & (probs[:, token] > 0)).nonzero()[:, 0].tolist()
     if stuck:
         which = "" if places is None else f"text {places[stuck[0]]} of the list (the first is 0): "
-        raise ImpossibleTextError(
-            f"{which}nothing but token {token} can follow, which is left out as unknown: ask for it too, with unk=True (--allow-unk)"
-        )
+        raise ImpossibleTextError(f"{which}{nothing_but(token)}: ask for it too, with unk=True (--allow-unk)")
     return others / torch.where(total > 0, total, 1)
 
 
+def nothing_but(token: int) -> str:
+    """What is wrong with a text after which a token must follow that is left out."""
+    return f"nothing but token {token} can follow, which is left out as unknown"
+
+
 def likeliest_tokens(
-    probs: Float[Tensor, "B X"], top: int, without: int | None = None, places: Sequence[int] | None = None
+    probs: Float[Tensor, "B X"],
+    top: int,
+    without: int | None = None,
+    places: Sequence[int] | None = None,
+    precisely: Callable[[Int[Tensor, " R"]], Float[Tensor, "R X"]] | None = None,
 ) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B N"]]:
     """The most likely tokens with their probabilities, one of them left out."""
     num_words = probs.shape[1]
     if without is not None and num_words > 1:
-        probs, num_words = without_token(probs, without, places), num_words - 1
+        probs, num_words = without_token(probs, without, places, precisely), num_words - 1
         probs[:, without] = -1
     best = probs.topk(min(top, num_words), dim=1)
     return best.values, best.indices

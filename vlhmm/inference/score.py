@@ -126,14 +126,23 @@ class Filtered:
 @torch.no_grad()
 def filter_states(tables: Tables, batch: Batch, belief: Belief | None = None, window: int | None = None) -> Filtered:
     """p(z_t | x_<=t) over the states that can emit x_t, at every position."""
+    log_probs, last = log_filtered_states(tables, batch, belief, window)
+    return Filtered(log_probs.exp_(), tables.support.states_of(batch.tokens), last)
+
+
+@torch.no_grad()
+def log_filtered_states(
+    tables: Tables, batch: Batch, belief: Belief | None = None, window: int | None = None
+) -> tuple[Float[Tensor, "B T K"], Belief]:
+    """log p(z_t | x_<=t) at every position, -inf past the length, and the belief after the last token."""
     window = window or default_window(tables, batch.tokens.shape[0])
     size, num_positions = batch.tokens.shape
-    probs = tables.log_emission.new_zeros(size, num_positions, tables.support.states_per_word)
-    log_last = probs.new_zeros(size, tables.support.states_per_word)
+    log_probs = tables.log_emission.new_full((size, num_positions, tables.support.states_per_word), -torch.inf)
+    log_last = log_probs.new_zeros(size, tables.support.states_per_word)
     token = batch.tokens[:, 0].clone()
     for first, rows, part in windows(batch, window):
         carried = Belief(token, log_last).of(rows) if first else belief and belief.of(rows)
         _, log_filtered, log_last[rows] = filtered(window_factors(tables, part, carried), tables.precision)
-        probs[rows, first : first + part.num_positions] = log_filtered.exp()
+        log_probs[rows, first : first + part.num_positions] = log_filtered
         token[rows] = part.last_tokens()
-    return Filtered(probs, tables.support.states_of(batch.tokens), Belief(token, log_last))
+    return log_probs, Belief(token, log_last)

@@ -244,8 +244,12 @@ def _without_words(support: Support) -> Int[Tensor, " n"]:
 
 def _log_shares(model: Model, block_of_word: Int[Tensor, " X"], num_blocks: int) -> Float[Tensor, "M K"]:
     """log p(the words of a new block | state), for the states of its old one."""
-    probs = model.tables().log_emission.double().exp()
-    shares = probs.new_zeros(num_blocks, probs.shape[1]).index_add_(0, block_of_word, probs)
+    log_probs = model.tables().log_emission.double()
+    block = block_of_word[:, None].expand_as(log_probs)
+    # Measured against the likeliest of them: the words of a block may be beneath every float together.
+    peaks = log_probs.new_full((num_blocks, log_probs.shape[1]), -torch.inf).scatter_reduce(0, block, log_probs, "amax")
+    shift = torch.where(peaks.isinf(), 0.0, peaks)
+    sums = torch.zeros_like(peaks).scatter_add(0, block, (log_probs - shift.gather(0, block)).exp())
     # States of a block without words are never entered anyway.
-    shares[torch.bincount(block_of_word, minlength=num_blocks) == 0] = 1
-    return shares.log()
+    without = (torch.bincount(block_of_word, minlength=num_blocks) == 0)[:, None]
+    return torch.where(without, 0.0, sums.log() + shift)

@@ -10,7 +10,7 @@ import torch
 from vlhmm.data import Tokenizer
 from vlhmm.data.atomic import LOCK
 from vlhmm.data.transformers_files import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
-from vlhmm.hmm import HMM
+from vlhmm.hmm import hmm_of_normalized
 from vlhmm.models import Model
 from vlhmm.tensor_file import FolderError
 from vlhmm.training.checkpoint import CONFIG, MODEL, TOKENIZER, load_model, save_model
@@ -108,7 +108,7 @@ def _checked(saved: Model, copy: Model, tokenizer: Tokenizer, copied: Tokenizer,
     """log p of a text that is drawn from the first, which the second must give too."""
     same = saved.state_dict().keys() == copy.state_dict().keys() and tokenizer.hash == copied.hash
     same = same and all(torch.equal(value, copy.state_dict()[name]) for name, value in saved.state_dict().items())
-    hmm, other = HMM(saved.tables()), HMM(copy.tables())
+    hmm, other = hmm_of_normalized(saved.tables()), hmm_of_normalized(copy.tables())
     drawn = hmm.sample(1, CHECKED_TOKENS, seed=0)
     tokens = drawn.tokens
     log_prob = hmm.log_prob(tokens)

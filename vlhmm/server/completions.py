@@ -62,7 +62,7 @@ class Completion:
                         f"the model gives prompt {number} probability zero, so nothing follows it: begin with another text",
                         param="prompt",
                     )
-                # The log-probabilities of the prompt are returned if requested; the completion starts from the initial belief.
+                # The log-probabilities of the prompt are returned if requested; the completion starts from the initial belief and has none.
                 belief = engine.opening
             following = None
             if request.constraint is not None:
@@ -160,8 +160,13 @@ class Completion:
             read = self.reads[number]
             found.add_prompt(self.prompt_texts[number], request.prompts[number], read)
         if written is not None:
-            found.add(written.ids, written.log_probs, written.tops, request.prompts[number])
+            self._add(found, number, written, slice(None), request.prompts[number])
         return found.as_json()
+
+    def _add(self, found: LogProbs, number: int, written: Choices, span: slice, before: list[int]) -> None:
+        """Tokens that were written. After a prompt of probability zero none has a probability."""
+        known = self.reads[number].log_prob > -math.inf
+        found.add(written.ids[span], written.log_probs[span] if known else None, written.tops[span], before)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events. What goes wrong from here on is an event too: the status has been sent."""
@@ -197,7 +202,7 @@ class Completion:
                     span = slice(sent[index], piece.num_tokens)
                     found = LogProbs(self.service.tokenizer, offsets[index])
                     before = [*request.prompts[number], *written.ids[: sent[index]]]
-                    found.add(written.ids[span], written.log_probs[span], written.tops[span], before)
+                    self._add(found, number, written, span, before)
                     log_probs = found.as_json()
                 sent[index], offsets[index] = piece.num_tokens, offsets[index] + len(piece.text)
                 yield self._event(index, piece.text, log_probs, piece.finish_reason)
@@ -249,13 +254,17 @@ class LogProbs:
         self._tops += [None, *tops[1:]] if ids else []
         self._offset = len(text)
 
-    def add(self, ids: list[int], log_probs: list[float], tops: list[Top], before: list[int]) -> None:
-        """Tokens that were written after `before`."""
+    def add(self, ids: list[int], log_probs: list[float] | None, tops: list[Top], before: list[int]) -> None:
+        """Tokens that were written after `before`; None: their probabilities are not known."""
         writer = Writer(self._tokenizer, before)
         for token in ids:
             self._offsets.append(self._offset)
             self._offset += len(writer.add([token]))
         self._tokens += map(self._tokenizer.token, ids)
+        if log_probs is None:
+            self._log_probs += [None] * len(ids)
+            self._tops += [None] * len(ids)
+            return
         self._log_probs += map(_finite, log_probs)
         self._tops += [self._named(top) for top in tops] or [{} for _ in ids]
 

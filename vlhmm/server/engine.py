@@ -221,6 +221,9 @@ class Engine:
             for writing, piece in self._scribe.step(self._writings):
                 self._outbox.append(partial(writing.answered, piece))
         for writing in self._writings:
+            if writing.refused is not None and not writing.cancelled:
+                self._outbox.append(partial(writing.answered, writing.refused))
+                writing.cancelled = True
             if not writing.going() and not writing.cancelled:
                 self._outbox.append(partial(writing.answered, None))
                 writing.cancelled = True

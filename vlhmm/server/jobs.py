@@ -102,6 +102,8 @@ class Writing(Job):
     pieces: bool = False
     times: list[float] = field(default_factory=list, init=False)
     """When each token was written."""
+    refused: ValueError | None = field(default=None, init=False)
+    """Why there is no answer: no token that may be drawn can follow one of the continuations."""
     left: int = field(init=False)
     constraint_states: list[int] = field(init=False)
     log_ahead: list[torch.Tensor] = field(init=False)

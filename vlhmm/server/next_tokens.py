@@ -5,6 +5,7 @@ Letters for axes: R rows (texts), Z states, X tokens, K states of a token, G gro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.control.product import TransitionMatrix
+from vlhmm.inference.predict import log_emitted_words, min_certain
 from vlhmm.memory import available_bytes
 from vlhmm.tables import Belief, Tables
 
@@ -64,6 +66,7 @@ class NextTokens:
             self._buckets.append(_Bucket(support.states_of_group[members], emission))
             offset += len(groups) * widest
         self._place = place
+        self._smallest_emission = _smallest(tables.log_emission)
 
     @property
     def bytes_per_row(self) -> int:
@@ -127,14 +130,25 @@ class NextTokens:
 
     @torch.no_grad()
     def log_probs(self, log_ahead: Float[Tensor, "R Z"]) -> Float[Tensor, "R X"]:
-        """log p(next token | the past) of every token."""
+        """log p(next token | the past) of every token, also of those that are beneath every float."""
         ahead = log_ahead.exp()
         parts = []
         for bucket in self._buckets:
             # (G, R, K) @ (G, K, W)
             products = ahead[:, bucket.states].transpose(0, 1) @ bucket.emission
             parts.append(products.transpose(0, 1).flatten(1))
-        return torch.cat(parts, dim=1)[:, self._place].log()
+        probs = torch.cat(parts, dim=1)[:, self._place]
+        return self._with_small(probs, log_ahead)
+
+    def _with_small(self, probs: Float[Tensor, "R X"], log_ahead: Float[Tensor, "R Z"]) -> Float[Tensor, "R X"]:
+        """The logs of `probs`; where products may have been lost, sums are taken in log space."""
+        log_probs, small = probs.log(), probs < min_certain(probs.dtype)
+        for row in small.any(1).nonzero()[:, 0].tolist():
+            # A sum may be zero because nothing is possible there.
+            if _smallest(log_ahead[row]) + self._smallest_emission < math.log(torch.finfo(probs.dtype).tiny):
+                words = small[row].nonzero()[:, 0]
+                log_probs[row, words] = log_emitted_words(self.tables, log_ahead[row], words).to(log_probs.dtype)
+        return log_probs
 
     @torch.no_grad()
     def after(self, log_ahead: Float[Tensor, "R Z"], tokens: Int[Tensor, " R"]) -> list[Belief]:
@@ -144,6 +158,11 @@ class NextTokens:
         total = log_joint.logsumexp(1, keepdim=True)
         log_probs = log_joint - torch.where(total.isinf(), 0.0, total)
         return split(Belief(tokens, log_probs))
+
+
+def _smallest(log_values: Float[Tensor, ...]) -> float:
+    """That is not -inf; inf where all are."""
+    return float(log_values.masked_fill(log_values == -torch.inf, torch.inf).amin())
 
 
 def joined(beliefs: Sequence[Belief]) -> Belief:

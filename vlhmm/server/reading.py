@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlhmm.inference.gather import Batch
-from vlhmm.inference.score import filter_states, score
+from vlhmm.inference.score import log_filtered_states, score
 from vlhmm.server.jobs import Read, Reading, Top
 from vlhmm.server.next_tokens import NextTokens, split
 from vlhmm.tables import Belief, Tables
@@ -74,8 +74,9 @@ class Reader:
         """The belief before each token of a part."""
         device = self._tables.device
         ids = torch.tensor(part, device=device)
-        filtered = filter_states(self._tables, Batch(ids[None], torch.tensor([len(part)], device=device)), belief)
-        return [belief, *split(Belief(ids[:-1], filtered.probs[0, :-1].log()))]
+        batch = Batch(ids[None], torch.tensor([len(part)], device=device))
+        log_probs, _ = log_filtered_states(self._tables, batch, belief)
+        return [belief, *split(Belief(ids[:-1], log_probs[0, :-1]))]
 
 
 def _joined(beliefs: Sequence[Belief | None]) -> Belief | None:

@@ -16,7 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.control.generate import Choice
+from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.gather import Batch
+from vlhmm.inference.predict import nothing_but
 from vlhmm.inference.sampling import draw
 from vlhmm.inference.score import score
 from vlhmm.server.jobs import Choices, Piece, Top, Writing
@@ -61,7 +63,9 @@ class Scribe:
         log_ahead = self._next.log_ahead([writing.rows[number].belief for writing, number in rows])
         log_probs = self._next.log_probs(log_ahead)
         noise = torch.cat([self._noise(writing) for writing in writings])
-        tokens, close = self._chosen([writing.choice for writing, _ in rows], self._drawable(log_probs), noise)
+        drawable = self._drawable(log_probs)
+        self._refuse(rows, (drawable == -torch.inf).all(1))
+        tokens, close = self._chosen([writing.choice for writing, _ in rows], drawable, noise)
         for place in close.nonzero()[:, 0].tolist():
             writing, number = rows[place]
             alone = self._next.log_probs(self._next.log_ahead([self._read_alone(writing, number)]))
@@ -70,8 +74,20 @@ class Scribe:
         following = self._next.after(log_ahead, tokens)
         drawn = _drawn(tokens, log_probs, [writing.top for writing, _ in rows])
         for (writing, number), belief, one in zip(rows, following, drawn, strict=True):
+            if writing.refused is not None:
+                continue
             writing.rows[number].belief = belief
             yield writing, _add(writing, number, one, self._eos_id)
+
+    def _refuse(self, rows: Sequence[tuple[Writing, int]], stuck: Bool[Tensor, " R"]) -> None:
+        """As `LanguageModel.generate` refuses what nothing can follow but the token that is never drawn."""
+        for place in stuck.nonzero()[:, 0].tolist():
+            writing, number = rows[place]
+            assert self._never is not None
+            writing.refused = ImpossibleTextError(
+                f"{nothing_but(self._never)}, after {len(writing.rows[number].ids)} tokens: begin with another text, or ask for "
+                "fewer tokens"
+            )
 
     def _drawable(self, log_probs: Float[Tensor, "R X"]) -> Float[Tensor, "R X"]:
         if self._never is None:

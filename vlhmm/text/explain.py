@@ -9,7 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.hmm import HMM
+from vlhmm.inference.gather import Batch
 from vlhmm.inference.moves import Moves
+from vlhmm.inference.score import log_filtered_states
 from vlhmm.tables import Belief, Tables
 from vlhmm.text.answers import ExplainedState, ExplainedToken, Explanation, NamedState
 from vlhmm.text.batching import TextBatch
@@ -28,7 +30,8 @@ def explain(
     with torch.no_grad():
         log_probs = hmm.token_log_probs(batch.tokens, batch.lengths, belief)
     entropy = hmm.posterior_entropy(batch.tokens, batch.lengths, belief)
-    filtered = hmm.filter(batch.tokens, batch.lengths, belief).probs
+    device = hmm.tables.device
+    log_filtered, _ = log_filtered_states(hmm.tables, Batch(batch.tokens.to(device), batch.lengths.to(device)), belief)
     smoothed = hmm.posterior(batch.tokens, batch.lengths, belief)
 
     def named(states: Int[Tensor, " K"], probs: Float[Tensor, " K"]) -> list[tuple[NamedState, float]]:
@@ -42,7 +45,7 @@ def explain(
             moves,
             None if belief is None else belief.of([row]),
             batch.tokens[row, :length].to(hmm.tables.device),
-            filtered[row, :length].double(),
+            log_filtered[row, :length].double(),
             smoothed.probs[row, :length].double(),
             smoothed.states[row, :length],
         )
@@ -76,12 +79,12 @@ class _Walk:
         moves: Moves,
         belief: Belief | None,
         tokens: Int[Tensor, " T"],
-        filtered: Float[Tensor, "T K"],
+        log_filtered: Float[Tensor, "T K"],
         posterior: Float[Tensor, "T K"],
         states: Int[Tensor, "T K"],
     ) -> None:
         self._tables, self._moves, self._belief = tables, moves, belief
-        self._tokens, self._filtered = tokens, filtered
+        self._tokens, self._log_filtered = tokens, log_filtered
         self._group = tables.support.group_of_word[tokens]
         self.posterior, self.states = posterior, states
 
@@ -91,17 +94,17 @@ class _Walk:
             return None
         if t == 0:
             assert self._belief is not None
-            token, filtered = self._belief.token[0], self._belief.probs[0].double()
+            token, log_filtered = self._belief.token[0], self._belief.log_probs[0].double()
         else:
-            token, filtered = self._tokens[t - 1], self._filtered[t - 1]
+            token, log_filtered = self._tokens[t - 1], self._log_filtered[t - 1]
         states = self._tables.support.states_of(token)
         if int(token) == self._tables.reset_token:
-            return states, filtered.expand(slots.shape[0], -1)
+            return states, log_filtered.exp().expand(slots.shape[0], -1)
         group = self._tables.support.group_of_word[token]
-        joint = torch.zeros(filtered.shape[0], slots.shape[0], dtype=torch.float64, device=filtered.device)
+        log_joint = log_filtered.new_full((log_filtered.shape[0], slots.shape[0]), -torch.inf)
         for block in self._moves.blocks(group[None], self._group[t, None]):
-            joint[block.source] = filtered[block.source, None] * block.matrix.probs[:, slots]
-        return states, _normalized(joint.T)
+            log_joint[block.source] = log_filtered[block.source, None] + block.matrix.log_probs[:, slots]
+        return states, _normalized(log_joint.T)
 
     def after(self, t: int, slots: Int[Tensor, " N"]) -> tuple[Int[Tensor, " K"], Float[Tensor, "N K"]]:
         """The states after those in `slots` and p(state after | state, text)."""
@@ -112,16 +115,16 @@ class _Walk:
         if last:
             return self._moves.every_state, tables.transition.log_rows(self.states[t, slots]).double().exp()
         before, after_group = self._group[t, None], self._group[t + 1, None]
-        expected = self._moves.push(before, after_group, self._filtered[t].log()[None])[0].exp()
+        log_expected = self._moves.push(before, after_group, self._log_filtered[t, None])[0]
         # What the text from t + 1 on says about the state there, beyond what the text up to t says.
-        evidence = torch.where(expected > 0, self.posterior[t + 1] / expected, 0.0)
-        pairs = torch.zeros(self._filtered.shape[1], evidence.shape[0], dtype=torch.float64, device=evidence.device)
+        log_evidence = torch.where(log_expected > -torch.inf, self.posterior[t + 1].log() - log_expected, -torch.inf)
+        log_pairs = log_evidence.new_full((self._log_filtered.shape[1], log_evidence.shape[0]), -torch.inf)
         for block in self._moves.blocks(before, after_group):
-            pairs[block.source] = block.matrix.probs * evidence
-        return self.states[t + 1], _normalized(pairs[slots])
+            log_pairs[block.source] = block.matrix.log_probs + log_evidence
+        return self.states[t + 1], _normalized(log_pairs[slots])
 
 
-def _normalized(weights: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
+def _normalized(log_weights: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:
     """Rows that sum to one; 0 where a row has nothing."""
-    totals = weights.sum(1, keepdim=True)
-    return torch.where(totals > 0, weights / totals, 0.0)
+    possible = (log_weights > -torch.inf).any(1, keepdim=True)
+    return torch.where(possible, log_weights.softmax(1), 0.0)

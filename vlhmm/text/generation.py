@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.arguments import as_generator, check_count
 from vlhmm.control.generate import BATCH_BYTES, Choice
 from vlhmm.hmm import HMM
 from vlhmm.inference.past import Past
-from vlhmm.inference.predict import without_token
+from vlhmm.inference.predict import PreciseNextTokens, min_certain, without_token
 from vlhmm.inference.sampling import Generators, exponential_noise, require_drawn
 from vlhmm.tables import Belief
 
@@ -137,10 +137,17 @@ def _draw_batch(
     owner = [row // wanted.num for row in range(total)]
     texts: list[list[int]] = [[] for _ in range(total)]
     going = torch.arange(total, device=tables.device)
+    precise = PreciseNextTokens(tables)
     for left in range(max_tokens, 0, -1):
         asked = None if places is None else [places[owner[row]] for row in going.tolist()]
         probs = past.ask(lambda rows, belief: hmm.next_token_probs(belief).expand(len(rows), -1))
-        log_probs = without_token(probs, never, asked).log()
+        precisely = past.of_rows(precise)
+        log_probs = without_token(probs, never, asked, precisely).log()
+        if choice.temperature > 1:
+            # It lifts what is beneath every float to what is drawn.
+            rows = (probs < min_certain(probs.dtype)).any(1).nonzero()[:, 0]
+            if rows.numel():
+                log_probs[rows] = _without(precisely(rows), never).to(log_probs.dtype)
         del probs
         # Noise for every text, ended or not: what a text becomes does not depend on where the others end.
         noise = exponential_noise(log_probs.new_empty(total, tables.num_words), owner, generators)
@@ -155,6 +162,14 @@ def _draw_batch(
             going, token, past = going[goes_on], token[goes_on], past.of(goes_on)
         past = _continued(hmm, past, token)
     return texts
+
+
+def _without(log_probs: Float[Tensor, "R X"], never: int | None) -> Float[Tensor, "R X"]:
+    if never is None:
+        return log_probs
+    others = log_probs.clone()
+    others[:, never] = -torch.inf
+    return others - others.logsumexp(1, keepdim=True)
 
 
 def _continued(hmm: HMM, past: Past, token: Int[Tensor, " N"]) -> Past:

@@ -11,7 +11,7 @@ import torch
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
 from vlhmm.inference.past import Past
-from vlhmm.inference.predict import likeliest_tokens
+from vlhmm.inference.predict import PreciseNextTokens, likeliest_tokens
 from vlhmm.inference.sampling import StateWords
 from vlhmm.tables import Belief
 from vlhmm.text.answers import BestPath, Explanation, NamedState, Score, TokenPosterior, TokenScore
@@ -154,6 +154,7 @@ class TextQueries:
         tables = self.hmm.tables
         past = self.past(texts)
         found: list[list[tuple[str, float]]] = []
+        precise = PreciseNextTokens(tables)
         at_once = max(
             1, BATCH_BYTES // ((tables.num_words + tables.num_states) * 5 * tables.log_emission.element_size())
         )
@@ -161,7 +162,7 @@ class TextQueries:
             some = past.of(slice(first, first + at_once))
             probs = some.ask(lambda rows, belief: self.hmm.next_token_probs(belief).expand(len(rows), -1))
             places = range(first, first + some.num) if len(texts) > 1 else None
-            likeliest, tokens = likeliest_tokens(probs, top, never, places)
+            likeliest, tokens = likeliest_tokens(probs, top, never, places, some.of_rows(precise))
             found += [
                 list(zip(self._names(ids), row, strict=True))
                 for ids, row in zip(tokens.tolist(), likeliest.tolist(), strict=True)
