@@ -11,11 +11,11 @@ from typing import Any
 
 import requests
 import torch
-import uvicorn
 
 import vlhmm
 from vlhmm.data import word_tokenizer
 from vlhmm.server import ServerSettings, application
+from vlhmm.server.running import Server, configuration
 from vlhmm.server.service import Service
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sees", "hears", "in", "garden", "house", "and", "is"]
@@ -68,8 +68,9 @@ class Served:
 
 @contextmanager
 def serving(lm: vlhmm.LanguageModel, **settings: Any) -> Iterator[Served]:
-    app = application(lm, ServerSettings(model_name="small", port=0, **settings))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
+    allowed = ServerSettings(model_name="small", port=0, **settings)
+    app = application(lm, allowed)
+    server = Server(configuration(app, allowed), app, None)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:

@@ -144,9 +144,7 @@ def test_texts_of_temperatures_near_zero_are_those_of_the_likeliest_tokens(
     automaton = random_automaton(tables.num_words, 3)
     following, past = ConstrainedTokens(tables, lookahead(tables, automaton, 6)), Past.opened(tables, None)
     texts = [
-        sample_constrained(
-            following, past, 5, 6, choice=choice, generators=[torch.Generator().manual_seed(seed)]
-        )
+        sample_constrained(following, past, 5, 6, choice=choice, generators=[torch.Generator().manual_seed(seed)])
         for seed, choice in enumerate([Choice(temperature), Choice(temperature, top_p=0.5), Choice(top_k=1)])
     ]
     assert texts[0] == texts[1] == texts[2]

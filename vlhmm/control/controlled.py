@@ -24,6 +24,7 @@ from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
 from vlhmm.inference.past import Past
 from vlhmm.inference.sampling import Generators
+from vlhmm.pauses import pause
 from vlhmm.tables import Belief
 
 Ending = Literal["none", "may", "must"]
@@ -88,20 +89,24 @@ class ControlledHMM:
         self._require_possible(constraint, following.ahead, max_tokens, past, time_limit, never)
         return following
 
-    def along(
+    def ahead_of_text(
         self,
         constraint: Constraint | Automaton,
-        tokens: Sequence[int],
-        belief: Belief | None,
+        length: int,
         *,
         time_limit: float | None = TIME_LIMIT,
-    ) -> list[float]:
-        """P(the text satisfies it | its length and its first t tokens) for t = 0, 1, ..., length."""
+        max_bytes: int | None = None,
+    ) -> Lookahead:
+        """The look-ahead that `along` follows through a text of `length` tokens."""
+        return self._following(constraint, length, "none", time_limit, max_bytes=max_bytes).ahead
+
+    def along(self, ahead: Lookahead, tokens: Sequence[int], belief: Belief | None) -> list[float]:
+        """P(the text satisfies the constraint | its length and its first t tokens) for t = 0, 1, ..., length."""
         tables, length = self._hmm.tables, len(tokens)
-        ahead = self._following(constraint, length, "none", time_limit).ahead
         filtered = self._hmm.filter([list(tokens)], belief=belief)
         probs = []
         for done in range(length):
+            pause()
             state = ahead.automaton.run(tokens[:done])
             here = replace(ahead, automaton=replace(ahead.automaton, start=state))
             known = belief
