@@ -302,9 +302,10 @@ class Engine:
             self._questions.append(Question(queries, Sliced(partial(ask, texts), self._asking, clock=self._clock)))
         if not self._questions:
             return
-        question = self._questions.pop(0)
-        if not question.work.run():
-            self._questions.append(question)
+        question = self._questions[0]
+        ended = question.work.run()
+        self._questions = [*self._questions[1:], *([] if ended else [question])]
+        if not ended:
             return
         queries, error = question.queries, question.work.error
         if error is None:

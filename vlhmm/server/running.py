@@ -122,10 +122,11 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, RuntimeError):
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._end, number)
+                loop.add_signal_handler(number, self.end, number)
         yield
 
-    def _end(self, number: int) -> None:
+    def end(self, number: int) -> None:
+        """What a signal asks for."""
         service = self._app.state.service
         if not service.draining:
             service.draining = True
