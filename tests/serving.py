@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import requests
 import torch
-import uvicorn
 
 import vlhmm
 from vlhmm.data import word_tokenizer
 from vlhmm.server import ServerSettings, application
+from vlhmm.server.running import Server, configuration
 from vlhmm.server.service import Service
 
 WORDS = ["the", "a", "cat", "dog", "bird", "sees", "hears", "in", "garden", "house", "and", "is"]
@@ -46,6 +47,8 @@ class Served:
     url: str
     lm: vlhmm.LanguageModel
     service: Service
+    end: Callable[[], None]
+    """As SIGTERM does."""
 
     def post(self, path: str, **body: Any) -> requests.Response:
         return requests.post(self.url + path, json=body, timeout=60)
@@ -68,16 +71,26 @@ class Served:
 
 @contextmanager
 def serving(lm: vlhmm.LanguageModel, **settings: Any) -> Iterator[Served]:
-    app = application(lm, ServerSettings(model_name="small", port=0, **settings))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    allowed = ServerSettings(model_name="small", port=0, **settings)
+    app = application(lm, allowed)
+    server = Server(configuration(app, allowed), app, None)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def served() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    def end() -> None:
+        loops[0].call_soon_threadsafe(server.end, signal.SIGTERM)
+
+    thread = threading.Thread(target=lambda: asyncio.run(served()))
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive()
             thread.join(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield Served(f"http://127.0.0.1:{port}", lm, app.state.service)
+        yield Served(f"http://127.0.0.1:{port}", lm, app.state.service, end)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -102,6 +102,7 @@ def test_names_of_transformers_mean_the_same(lm: vlhmm.LanguageModel) -> None:
     [
         ({"temperature": 0.5}, {"a": 25, "b": 4, "c": 1, "<eos>": 4}),
         ({"temperature": 2.0}, {"a": 5**0.5, "b": 2**0.5, "c": 1, "<eos>": 2**0.5}),
+        ({"temperature": 1e-40}, {"a": 1}),
         ({"top_k": 1}, {"a": 1}),
         ({"top_p": 0.5}, {"a": 1}),
         ({"top_p": 1.0}, {"a": 5, "b": 2, "c": 1, "<eos>": 2}),

@@ -120,6 +120,37 @@ def test_nucleus_and_top_k_keep_the_likeliest() -> None:
     assert Choice(top_k=4, top_p=1.0).log_weights(log_probs)[0].isfinite().tolist() == [True, True, True, False]
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-40, 1e-320])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_towards_temperature_zero_the_likeliest_is_chosen(dtype: torch.dtype, temperature: float) -> None:
+    """The limit: of tokens that are exactly as likely each as often, impossible ones never, and none where all are."""
+    log_probs = torch.tensor([[0.1, 0.4, 0.4, 0.1], [1e-30, 2e-30, 0.0, 0.0], [0.0] * 4], dtype=dtype).log()
+    log_probs[1] -= 500
+    weights = Choice(temperature).log_weights(log_probs)
+    assert not weights.isnan().any()
+    assert weights[0].softmax(0).tolist() == [0, 0.5, 0.5, 0]
+    assert weights[1].softmax(0).tolist() == [0, 1, 0, 0]
+    assert weights[:, 2:][1].isneginf().all()
+    assert weights[2].isneginf().all()
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-40, 1e-320])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_texts_of_temperatures_near_zero_are_those_of_the_likeliest_tokens(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    kind = Kind("dense", "table", reset=False)
+    _, tables = random_hmm(kind, 3, dtype=dtype)
+    automaton = random_automaton(tables.num_words, 3)
+    following, past = ConstrainedTokens(tables, lookahead(tables, automaton, 6)), Past.opened(tables, None)
+    texts = [
+        sample_constrained(following, past, 5, 6, choice=choice, generators=[torch.Generator().manual_seed(seed)])
+        for seed, choice in enumerate([Choice(temperature), Choice(temperature, top_p=0.5), Choice(top_k=1)])
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    assert all(automaton.accepts(text) for text in texts[0])
+
+
 def best_listed(oracle: Oracle, automaton: Automaton, prefix: np.ndarray, lengths: range, eos_id: int | None) -> float:
     """The largest p(tokens, states | prefix) among accepted continuations; EOS may only be their last token."""
     best, past = 0.0, np.exp(oracle.log_prob(prefix))

@@ -22,6 +22,8 @@ SAMPLINGS = [
     {"top_p": 0.6},
     {"temperature": 1.3, "top_k": 5, "top_p": 0.8},
     {"temperature": 0},
+    {"temperature": 1e-40},
+    {"temperature": 1e-320, "top_p": 0.5},
 ]
 
 

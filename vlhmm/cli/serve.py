@@ -47,6 +47,9 @@ def serve(
     max_requests: Annotated[
         int, typer.Option("--max-requests", help="Requests at a time, running and waiting; more are answered 429.")
     ] = 512,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", help="Connections at a time; more are answered 503.")
+    ] = 4096,
     max_length: Annotated[int, typer.Option("--max-length", help="Tokens of a prompt or text.")] = 32_768,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="New tokens of a text.")] = 4096,
     max_body: Annotated[int, typer.Option("--max-body", metavar="BYTES", help="Size of a request.")] = 4 << 20,
@@ -70,6 +73,7 @@ def serve(
         api_keys=tuple(api_key or ()),
         max_batch=max_batch,
         max_requests=max_requests,
+        max_connections=max_connections,
         max_length=max_length,
         max_tokens=max_tokens,
         max_body_bytes=max_body,

@@ -26,6 +26,7 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.past import Past
 from vlhmm.inference.sampling import Generators
 from vlhmm.inference.score import log_filtered_states
+from vlhmm.pauses import pause
 from vlhmm.tables import Belief
 
 Ending = Literal["none", "may", "must"]
@@ -90,21 +91,25 @@ class ControlledHMM:
         self._require_possible(constraint, following.ahead, max_tokens, past, time_limit, never)
         return following
 
-    def along(
+    def ahead_of_text(
         self,
         constraint: Constraint | Automaton,
-        tokens: Sequence[int],
-        belief: Belief | None,
+        length: int,
         *,
         time_limit: float | None = TIME_LIMIT,
-    ) -> list[float]:
-        """P(the text satisfies it | its length and its first t tokens) for t = 0, 1, ..., length."""
+        max_bytes: int | None = None,
+    ) -> Lookahead:
+        """The look-ahead that `along` follows through a text of `length` tokens."""
+        return self._following(constraint, length, "none", time_limit, max_bytes=max_bytes).ahead
+
+    def along(self, ahead: Lookahead, tokens: Sequence[int], belief: Belief | None) -> list[float]:
+        """P(the text satisfies the constraint | its length and its first t tokens) for t = 0, 1, ..., length."""
         tables, length = self._hmm.tables, len(tokens)
-        ahead = self._following(constraint, length, "none", time_limit).ahead
         ids = torch.tensor([list(tokens)], device=tables.device)
         log_filtered, _ = log_filtered_states(tables, Batch(ids, torch.tensor([length], device=tables.device)), belief)
         probs = []
         for done in range(length):
+            pause()
             state = ahead.automaton.run(tokens[:done])
             here = replace(ahead, automaton=replace(ahead.automaton, start=state))
             known = belief

@@ -22,6 +22,11 @@ CACHE_BYTES = 1 << 30
 """What the look-aheads of earlier constraints may take together."""
 
 
+MIN_TEMPERATURE = 1e-30
+"""Temperatures below it choose as it does: the likeliest token, and of tokens that are exactly as likely each as often as the others.
+The reciprocal of a smaller one is beyond float32."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """How a token is chosen from the probabilities of all: each as likely as it is, unless said otherwise."""
@@ -48,10 +53,14 @@ class Choice:
 
     def log_weights(self, log_probs: Float[Tensor, "N X"]) -> Float[Tensor, "N X"]:
         """What to draw from; tokens of probability zero keep it."""
-        log_weights = log_probs / self.temperature
+        log_weights = log_probs
+        if self.temperature != 1:
+            # Measured against the best token of each row, no quotient but that of a hopeless token overflows.
+            best = log_probs.amax(1, keepdim=True)
+            log_weights = (log_probs - best.masked_fill(best.isinf(), 0.0)) / max(self.temperature, MIN_TEMPERATURE)
         if self.top_k is not None and self.top_k < log_weights.shape[1]:
-            best = log_weights.topk(self.top_k, dim=1)
-            log_weights = torch.full_like(log_weights, -torch.inf).scatter_(1, best.indices, best.values)
+            likeliest = log_weights.topk(self.top_k, dim=1)
+            log_weights = torch.full_like(log_weights, -torch.inf).scatter_(1, likeliest.indices, likeliest.values)
         if self.top_p is not None:
             ordered = log_weights.sort(dim=1, descending=True)
             probs = ordered.values.softmax(1)

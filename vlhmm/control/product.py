@@ -27,6 +27,7 @@ from vlhmm.control.automaton import Automaton
 from vlhmm.control.time_limit import check_time
 from vlhmm.inference.moves import PRECISE
 from vlhmm.memory import available_bytes, require_memory
+from vlhmm.pauses import pause
 from vlhmm.tables import Belief, Tables
 
 CHUNK_BYTES = 1 << 26
@@ -223,6 +224,7 @@ def lookahead(
     if log_after is not None:
         certain = torch.zeros_like(certain)
     for left in range(1, steps + 1):
+        pause()
         check_time("tokens looked ahead", left)
         # The best that may follow each automaton state: what its row is measured against.
         best = now.amax(1)

@@ -13,6 +13,7 @@ from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.infill import Infiller
 from vlhmm.lm import LanguageModel
+from vlhmm.pauses import pause
 from vlhmm.text.answers import NamedState
 
 INFILLED = 5
@@ -186,6 +187,7 @@ def _infilling(lm: LanguageModel, text: str) -> list[list[TokenProb]]:
     at_once = max(1, math.isqrt(GAP_BYTES // (40 * tables.num_states)))
     every_position = torch.arange(len(ids), device=tables.device)
     for positions in every_position.split(at_once):
+        pause()
         belief = None if lm.opening is None else lm.opening.of([0] * len(positions))
         texts = Batch(ids.repeat(len(positions), 1), torch.full_like(positions, len(ids)))
         _, _, probs = Infiller(tables, texts, positions[:, None] == every_position, belief, allowed).probs()

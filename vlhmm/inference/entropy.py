@@ -12,6 +12,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
 from vlhmm.inference.posterior import posterior
 from vlhmm.ops.recursion import Factors, filtered
+from vlhmm.pauses import pause
 from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
@@ -80,6 +81,7 @@ def _window(
     log_tiles_into = factors.log_tiles.mT
     begun = factors.init_of >= 0
     for t in range(factors.num_positions):
+        pause()
         if t >= skip:
             anew = _mixture_entropy(log_before, into)[:, None]
             moved = _moved_entropy(log_before, into, log_tiles_into, factors.tile_of[:, t])

@@ -25,6 +25,7 @@ from vlhmm.inference.moves import BLOCK_BYTES, ENDED, MISSING, Block, Moves, max
 from vlhmm.inference.sampling import StateWords, draw, require_drawn
 from vlhmm.inference.score import score
 from vlhmm.memory import require_memory
+from vlhmm.pauses import pause
 from vlhmm.records import shown
 from vlhmm.tables import Belief, Tables
 
@@ -156,6 +157,7 @@ class Infiller:
         evidence = torch.where(self.log_prob.isinf(), 0.0, self.log_prob)
         probs = emission.new_empty(rows.shape[0], tables.num_words)
         for number, (row, t) in enumerate(zip(rows.tolist(), (positions - self._first).tolist(), strict=True)):
+            pause()
             log_past = self._log_past[t][row] - evidence[row]
             state_probs = (log_past + self._log_word + self._ahead[t].log_move[row]).exp().to(emission.dtype)
             of_group = state_probs[support.states_of_group]
@@ -228,6 +230,7 @@ class Infiller:
         after = torch.full_like(self._kind[:, 0], ENDED)
         following = torch.zeros_like(self._start_at(after))
         for t in range(self._batch.num_positions - 1, self._first - 1, -1):
+            pause()
             move, anew = self._step_back(t, after, following, _SUM)
             moving, ending = self._token_factors(t, self._log_word)
             following, after = torch.logaddexp(moving + move, ending + anew[:, None]), self._kind[:, t]
@@ -240,6 +243,7 @@ class Infiller:
         its states stay summed out."""
         ahead: list[_Ahead] = []
         for t in range(self._last, self._first - 1, -1):
+            pause()
             summed = self._ahead[t - self._first]
             move, anew = summed.log_move, summed.log_anew
             if ahead:
@@ -270,6 +274,7 @@ class Infiller:
             past = torch.where(anew, past + log_probs.logsumexp(1, keepdim=True), moved)
         kept = []
         for t in range(self._last + 1):
+            pause()
             if t >= self._first:
                 kept.append(past)
             if t < self._last:
@@ -286,6 +291,7 @@ class Infiller:
         tokens = torch.where(self._batch.within(), self._batch.tokens, -1)[rows]
         state = torch.zeros_like(rows)
         for t in range(self._first, self._last + 1):
+            pause()
             here = ((self._row_first[rows] <= t) & (t <= self._row_last[rows])).nonzero()[:, 0]
             if not here.numel():
                 continue

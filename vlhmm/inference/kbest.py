@@ -11,6 +11,7 @@ from vlhmm.inference.gather import Batch, default_window, window_factors, window
 from vlhmm.inference.viterbi import Paths, begun_from_past
 from vlhmm.memory import require_memory
 from vlhmm.ops.recursion import Factors
+from vlhmm.pauses import pause
 from vlhmm.tables import Belief, Tables
 
 POINTER_BYTES = 1 << 28
@@ -87,6 +88,7 @@ def _forward(
             factors.num_positions, size, states * k, dtype=torch.int32, device=factors.log_emission.device
         )
     for t in range(factors.num_positions):
+        pause()
         scores, came_from = log_lists, factors.tile_of.new_zeros(size, states, k)
         if not all_begun[t]:
             scores, came_from = _best_moves(log_lists, log_tiles_into, factors.tile_of[:, t])
@@ -130,6 +132,7 @@ def _best_moves(
     scores, came_from = torch.empty_like(log_lists), tile_of.new_empty(log_lists.shape)
     for rows in torch.arange(size, device=device).split(rows_at_once):
         for targets in torch.arange(states, device=device).split(targets_at_once):
+            pause()
             log_tile = log_tiles_into[tile_of[rows, None], targets[None]]
             _, sources = stable_top(log_tile + log_lists[rows, None, :, 0], num_sources)
             source, log_move = sources[..., source_rank], log_tile.gather(2, sources)[..., source_rank]
@@ -161,6 +164,7 @@ def _trace(
     within = part.within()
     slots = torch.empty(*place.shape, part.num_positions, dtype=torch.int64, device=place.device)
     for t in range(part.num_positions - 1, -1, -1):
+        pause()
         slots[:, :, t] = torch.where(within[:, t, None], place // k, -1)
         before = pointers[t].gather(1, place).long()
         place = torch.where(within[:, t, None], before, place)

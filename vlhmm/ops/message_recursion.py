@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vlhmm.pauses import pause
+
 
 class MessageRun(NamedTuple):
     token_log_probs: Float[Tensor, "B T"]
@@ -53,6 +55,7 @@ def message_recursion(
     least = _least(message, log_previous > -torch.inf)
     token_log_probs = []
     for t, (begun, inside) in enumerate(zip((init_of >= 0).unbind(1), within.unbind(1), strict=True)):
+        pause()
         init = init_of[:, t].clamp(min=0)
         begin = inits[init] * alive[:, None]
         moved = begin if bool(begun.all()) else torch.where(begun[:, None], begin, push(message))

@@ -75,7 +75,9 @@ def as_values(value: Any) -> Any:
                 "tokens": as_values(value.tokens),
             }
         case BestPath(tokens, states, log_prob):
-            named = [{"token": token, **as_values(state)} for token, state in zip(tokens, states, strict=True)]
+            # A text has many tokens of one state.
+            known = {key: as_values(state) for key, state in {id(state): state for state in states}.items()}
+            named = [{"token": token, **known[id(state)]} for token, state in zip(tokens, states, strict=True)]
             return {"log_prob": log_prob, "tokens": named}
         case FilledGap(lengths, tokens):
             return {"lengths": _pairs("tokens", lengths), "positions": [_pairs("token", one) for one in tokens]}

@@ -45,6 +45,21 @@ def endpoint(service: Service, handler: Handler) -> Callable[[Request], Coroutin
     """The handler of a POST request, as Starlette calls it."""
 
     async def answer(request: Request) -> Response:
+        task = asyncio.current_task()
+        assert task is not None
+        service.unanswered.add(task)
+        try:
+            return await unless_cut_off(request)
+        except asyncio.CancelledError:
+            if not service.cut:
+                raise
+            task.uncancel()
+            refused = service.ending()
+            return JSONResponse(refused.body(), refused.status, refused.headers)
+        finally:
+            service.unanswered.discard(task)
+
+    async def unless_cut_off(request: Request) -> Response:
         begun = time.monotonic()
         deadline = asyncio.get_running_loop().time() + service.settings.request_seconds
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlhmm.control import Constraint
-from vlhmm.control.generate import Choice
+from vlhmm.control.generate import MIN_TEMPERATURE, Choice
 from vlhmm.data import Tokenizer
 from vlhmm.server.constraint_fields import asked_constraint
 from vlhmm.server.errors import RequestError, shown
@@ -125,7 +125,7 @@ def _choice(fields: Fields, tokenizer: Tokenizer) -> Choice:
         return GREEDY
     try:
         return Choice(
-            temperature,
+            max(temperature, MIN_TEMPERATURE),
             top_k if 0 < top_k < tokenizer.vocab_size else None,
             top_p if top_p < 1 else None,
         )

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from vlhmm.data import Tokenizer
 from vlhmm.server.completion_request import CompletionRequest
 from vlhmm.server.errors import RequestError, answered_error
 from vlhmm.server.jobs import Choices, Piece, Read, Top, Writing
+from vlhmm.server.json_response import JSONResponse, encoded, encoded_list, encoded_object, unless_short
 from vlhmm.server.service import Service
 from vlhmm.server.texts import Stops, Writer, pieces
 
@@ -115,15 +118,19 @@ class Completion:
         usage = self.usage()
         metrics.completed(time.monotonic() - self.begun, usage["prompt_tokens"], usage["completion_tokens"])
 
-    async def answer(self) -> dict[str, Any]:
+    async def answer(self) -> JSONResponse:
         """The whole answer."""
         async for _ in self.write():
             pass
-        choices = []
-        for number in range(len(self.request.prompts)):
-            for row in range(self.request.num):
-                choices.append(self._choice(number, row))
-        return {**self._head(), "choices": choices, "usage": self.usage(), "warnings": self.request.warnings}
+
+        def choices() -> list[bytes]:
+            places = product(range(len(self.request.prompts)), range(self.request.num))
+            return [encoded(self._choice(number, row)) for number, row in places]
+
+        usage = self.usage()
+        found = encoded_list(await unless_short(choices, usage["total_tokens"]))
+        values = {**self._head(), "choices": found, "usage": usage, "warnings": self.request.warnings}
+        return JSONResponse(encoded_object(values))
 
     def _head(self) -> dict[str, Any]:
         model = self.service.settings.model_name
@@ -187,7 +194,7 @@ class Completion:
             for index in range(len(sent)):
                 number = index // num
                 text = self.prompt_texts[number]
-                log_probs = self._log_probs(number, None)
+                log_probs = await unless_short(partial(self._log_probs, number, None), len(request.prompts[number]))
                 offsets[index] = len(text)
                 reason = None if self.writings else "length"
                 yield self._event(index, text, log_probs, reason)

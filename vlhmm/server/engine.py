@@ -1,14 +1,17 @@
 """The one thread that owns the model, and what waits for it.
 
 Each turn of the thread reads a part of the texts that wait to be read, in one batch, writes one token of all texts that are being
-written, in another, and answers at most one other question. No request waits for another to end.
+written, in another, and works on one other question for a slice of time. No request waits for another to end, and a question that
+no client waits for any more is cancelled between two slices.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +22,28 @@ from vlhmm.lm import LanguageModel
 from vlhmm.server.jobs import Job, Piece, Query, Read, Reading, Writing, first_of_each
 from vlhmm.server.next_tokens import NextTokens
 from vlhmm.server.reading import Reader, answer_of
+from vlhmm.server.slices import Sliced
 from vlhmm.server.writing import Scribe
 
 Answer = TypeVar("Answer")
 
 
+QUESTIONS_AT_ONCE = 8
+"""Questions that are begun and not yet answered; each has tensors of its own."""
+QUESTION_TOKENS = 4096
+"""Texts of about so many tokens are asked about together, at least one: no kernel is long."""
+
+
 class DefectError(RuntimeError):
     """An error that is no fault of a request."""
+
+
+@dataclass(eq=False)
+class Question:
+    """What several texts are asked at a time, and how far it is."""
+
+    queries: list[Query]
+    work: Sliced
 
 
 @dataclass(frozen=True)
@@ -43,11 +61,21 @@ class Engine:
         lm: The model. From here on no other thread may use it.
         transition: Its transition.
         max_batch: Texts that are computed side by side.
+        clock: The time, by which questions are cut into slices.
     """
 
-    def __init__(self, lm: LanguageModel, transition: TransitionMatrix, max_batch: int) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        transition: TransitionMatrix,
+        max_batch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.lm = lm
         self._max_batch = max_batch
+        self._clock = clock
+        self.turns = 0
+        """Turns of the thread so far."""
         self._next = NextTokens(lm.hmm.tables, transition)
         self.opening = lm.opening
         self._reader = Reader(lm.hmm.tables, self._next)
@@ -57,7 +85,11 @@ class Engine:
         """One list a request."""
         self._waiting: list[list[Writing]] = []
         self._writings: list[Writing] = []
-        self._queries: list[Query] = []
+        self._queries: list[list[Query]] = []
+        self._questions: list[Question] = []
+        """Begun; the first one has waited longest for its next slice."""
+        self._asking = ThreadPoolExecutor(QUESTIONS_AT_ONCE, "vlhmm question")
+        self._refusal: Callable[[], Exception] | None = None
         self._outbox: list[Callable[[], None]] = []
         self._wake = threading.Condition()
         self._stopped = False
@@ -70,11 +102,18 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the turn that is under way."""
+        """End after the turn that is under way; questions that are begun are given up."""
         with self._wake:
             self._stopped = True
             self._wake.notify()
         self._thread.join()
+        self._asking.shutdown()
+
+    def refuse(self, refusal: Callable[[], Exception]) -> None:
+        """Answer all that wait, and all that comes, with such an error."""
+        with self._wake:
+            self._refusal = refusal
+            self._wake.notify()
 
     @property
     def alive(self) -> bool:
@@ -87,7 +126,9 @@ class Engine:
         writing = sum(len(one.rows) for one in self._writings)
         waiting = sum(len(one.rows) for some in self._waiting for one in some)
         batch = min(reading, self._max_batch)
-        return Load(batch + writing, reading - batch + waiting + len(self._queries) + len(self._inbox))
+        asked = sum(len(one.queries) for one in self._questions)
+        waiting += sum(map(len, self._queries)) + len(self._inbox)
+        return Load(batch + writing + asked, reading - batch + waiting)
 
     async def read_prompts(self, prompts: Sequence[Sequence[int]], top: int = 0) -> list[Read]:
         """`read`, but an EOS at the very beginning is the one that every text follows; it has no score."""
@@ -134,17 +175,24 @@ class Engine:
     async def ask(self, question: Callable[[], Answer]) -> Answer:
         """Ask the model one question, not in a batch."""
         future = asyncio.get_running_loop().create_future()
-        with self._submitted([Query(partial(_settle, future), None, "", lambda _: [question()])]):
+        with self._submitted([Query(partial(_settle, future), None, "", 0, lambda _: [question()])]):
             answer: Answer = await future
             return answer
 
     async def ask_each(
-        self, key: Hashable, texts: Sequence[str], question: Callable[[list[str]], Sequence[Answer]]
+        self,
+        key: Hashable,
+        texts: Sequence[str],
+        num_tokens: Sequence[int],
+        question: Callable[[list[str]], Sequence[Answer]],
     ) -> list[Answer]:
-        """Ask the same of several texts. Texts of other requests that wait with the same key are asked about together."""
+        """Ask the same of several texts of so many tokens. Texts that wait with the same key are asked about together, those of
+        other requests too.
+        """
         futures = [asyncio.get_running_loop().create_future() for _ in texts]
         jobs = [
-            Query(partial(_settle, future), key, text, question) for text, future in zip(texts, futures, strict=True)
+            Query(partial(_settle, future), key, text, tokens, question)
+            for text, tokens, future in zip(texts, num_tokens, futures, strict=True)
         ]
         with self._submitted(jobs):
             answers: list[Answer] = await asyncio.gather(*futures)
@@ -168,29 +216,49 @@ class Engine:
                 while not (self._stopped or self._inbox or self._busy()):
                     self._wake.wait()
                 if self._stopped:
-                    return
+                    break
                 arrived, self._inbox = self._inbox, []
             for jobs in arrived:
                 self._accept(jobs)
+            self.turns += 1
+            if self._refusal is not None:
+                self._refuse_all(self._refusal)
             self._forget_cancelled()
             self._read()
             self._write()
             self._answer_some()
             self._send()
+        for question in self._questions:
+            question.work.give_up()
 
     def _busy(self) -> bool:
-        return bool(self._readings or self._waiting or self._writings or self._queries)
+        return bool(self._readings or self._waiting or self._writings or self._queries or self._questions)
 
     def _accept(self, jobs: Sequence[Job]) -> None:
         self._readings.append([job for job in jobs if isinstance(job, Reading)])
         self._waiting.append([job for job in jobs if isinstance(job, Writing)])
-        self._queries += [job for job in jobs if isinstance(job, Query)]
+        self._queries.append([job for job in jobs if isinstance(job, Query)])
+
+    def _refuse_all(self, refusal: Callable[[], Exception]) -> None:
+        jobs: list[Job] = [
+            job for requests in (self._readings, self._waiting, self._queries) for some in requests for job in some
+        ]
+        jobs += self._writings
+        jobs += [query for question in self._questions for query in question.queries]
+        for job in jobs:
+            if not job.cancelled:
+                self._outbox.append(partial(job.answered, refusal()))
+                job.cancelled = True
 
     def _forget_cancelled(self) -> None:
         self._readings = _living(self._readings)
         self._waiting = _living(self._waiting)
         self._writings = [one for one in self._writings if not one.cancelled]
-        self._queries = [one for one in self._queries if not one.cancelled]
+        self._queries = _living(self._queries)
+        for question in self._questions:
+            if all(query.cancelled for query in question.queries):
+                question.work.give_up()
+        self._questions = [one for one in self._questions if not one.work.ended]
 
     def _read(self) -> None:
         batch: list[Reading] = first_of_each(self._readings, self._max_batch)
@@ -230,23 +298,47 @@ class Engine:
         self._writings = [one for one in self._writings if not one.cancelled]
 
     def _answer_some(self) -> None:
-        """The question that has waited longest, and those that can be answered together with it."""
-        if not self._queries:
+        """One slice of the question that has waited longest for it."""
+        if self._queries and len(self._questions) < QUESTIONS_AT_ONCE:
+            queries = self._alike()
+            ask, texts = queries[0].ask, [one.text for one in queries]
+            self._questions.append(Question(queries, Sliced(partial(ask, texts), self._asking, clock=self._clock)))
+        if not self._questions:
             return
-        key = self._queries[0].key
-        alike = [one for one in self._queries if one.key == key] if key is not None else self._queries[:1]
-        batch = alike[: self._max_batch]
-        self._queries = [one for one in self._queries if one not in batch]
-        try:
-            answers = batch[0].ask([one.text for one in batch])
-        except Exception as error:
-            if len(batch) > 1:
-                # One text may spoil the answers to all: each is computed alone.
-                self._queries = [_alone(one) for one in batch] + self._queries
-            else:
-                self._outbox.append(partial(batch[0].answered, error))
+        question = self._questions[0]
+        ended = question.work.run()
+        self._questions = [*self._questions[1:], *([] if ended else [question])]
+        if not ended:
             return
-        self._outbox += [partial(one.answered, answer) for one, answer in zip(batch, answers, strict=True)]
+        queries, error = question.queries, question.work.error
+        if error is None:
+            answers = question.work.result
+            self._outbox += [partial(one.answered, answer) for one, answer in zip(queries, answers, strict=True)]
+        elif len(queries) == 1:
+            self._outbox.append(partial(queries[0].answered, error))
+        else:
+            # One text may spoil the answers to all: each is computed alone.
+            self._queries = [[_alone(one)] for one in queries] + self._queries
+
+    def _alike(self) -> list[Query]:
+        """The query that has waited longest, and those that can be answered together with it."""
+        first = self._queries[0][0]
+        alike = [first]
+        if first.key is not None:
+            alike = first_of_each(
+                [[one for one in some if one.key == first.key] for some in self._queries], self._max_batch
+            )
+        size, batch = 0, list[Query]()
+        for query in alike:
+            if batch and size + query.tokens > QUESTION_TOKENS:
+                break
+            batch.append(query)
+            size += query.tokens
+        taken = set(map(id, batch))
+        # The next question begins with another request.
+        turned = [*self._queries[1:], self._queries[0]]
+        self._queries = _living([[one for one in some if id(one) not in taken] for some in turned])
+        return batch
 
     @contextmanager
     def _answering(self, jobs: Sequence[Job]) -> Iterator[None]:

@@ -103,6 +103,8 @@ class Gate:
                 # A browser that asks for the page asks its user for a password.
                 headers={"WWW-Authenticate": 'Basic realm="vlhmm"' if scope["path"] == "/" else "Bearer"},
             )
+        if scope["method"] == "POST" and self._service.draining:
+            return self._service.ending()
         if scope["method"] == "POST" and self._service.in_progress >= settings.max_requests:
             return RequestError(
                 f"{settings.max_requests} requests are running or waiting, the limit: try again in {RETRY_SECONDS} s",

@@ -126,7 +126,9 @@ class Query(Job):
     key: Hashable
     """Questions with the same key are one question about several texts; None: it stands alone."""
     text: str
+    tokens: int
     ask: Callable[[list[str]], Sequence[Any]]
+    """Calls `vlhmm.pauses.pause` where others may have their turn."""
 
 
 def first_of_each(waiting: Sequence[Sequence[Any]], most: int) -> list[Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vlhmm._version import __version__
-from vlhmm.server.constraint_fields import MAX_PHRASES
+from vlhmm.control.constraints import MAX_COUNT
+from vlhmm.server.constraint_fields import KEYS, MAX_PHRASES
 from vlhmm.server.settings import ServerSettings
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -89,7 +90,8 @@ def _paths(settings: ServerSettings) -> dict[str, Any]:
     paths |= {path: {"get": _operation(about, _json(answer), {})} for path, (about, answer) in gets.items()}
     plain = {"text/plain": {"schema": TEXT}}
     paths["/metrics"] = {"get": _operation("Counters for Prometheus.", plain, {})}
-    events = {"text/event-stream": {"schema": TEXT}}
+    # Before OpenAPI 3.2 the schema of a stream is that of each event.
+    events = {"text/event-stream": {"schema": _ref("Event")}}
     paths["/v1/completions"]["post"]["responses"]["200"]["content"] |= events
     return paths
 
@@ -150,6 +152,18 @@ def _schemas(settings: ServerSettings) -> dict[str, Any]:
         "ConstraintPart": _constraint(None),
         "CompletionRequest": _completion_request(settings, model, seed),
         "Completion": _completion(),
+        "Event": _object(
+            {
+                "data": {
+                    **TEXT,
+                    "description": "JSON: a `Completion` with new text of one choice, without usage; after the choices, if asked "
+                    "for, one without choices and with usage; an `Error` if the request fails while it is answered. "
+                    "The last event is `[DONE]`.",
+                }
+            },
+            "data",
+            about="A server-sent event.",
+        ),
         "TokenizeRequest": _object({"model": model, "prompt": TEXT, "return_token_strs": FLAG}, "prompt"),
         "Tokenized": _object(
             {"tokens": _ids(), "count": {"type": "integer"}, "max_model_len": {"type": "integer"}}, "tokens"
@@ -189,7 +203,13 @@ def _schemas(settings: ServerSettings) -> dict[str, Any]:
         ),
         "ConstraintProbability": _object({"text": TEXT, "constraint": TEXT, "probability": NUMBER}, "probability"),
         "AnalyzeRequest": _object(
-            {"model": model, "text": TEXT, "top": _integer(1, 10, default=4), "constraint": _ref("Constraint")}, "text"
+            {
+                "model": model,
+                "text": {**TEXT, "pattern": r"\S", "description": f"Up to {settings.max_analysed_length} tokens."},
+                "top": _integer(1, 10, default=4),
+                "constraint": _ref("Constraint"),
+            },
+            "text",
         ),
     }
 
@@ -210,22 +230,29 @@ def _queried(settings: ServerSettings, pattern: str, about: str) -> dict[str, An
 
 def _constraint(part: str | None) -> dict[str, Any]:
     """A constraint object. It may be nested further than is described: clients choke on schemas that refer to themselves."""
-    bounds = {"type": "array", "items": {"type": ["integer", "null"], "minimum": 0}, "minItems": 2, "maxItems": 2}
-    phrases = _texts(MAX_PHRASES)
+    least, most = _integer(0, MAX_COUNT), _nullable(_integer(0, MAX_COUNT))
+    pair = {"type": "array", "prefixItems": [least, most], "items": False, "minItems": 2, "maxItems": 2}
+    bounds = {"anyOf": [least, pair]}
+    phrase = {**TEXT, "minLength": 1}
+    several_phrases = {"type": "array", "items": phrase, "minItems": 1, "maxItems": MAX_PHRASES}
+    phrases = {"anyOf": [phrase, several_phrases]}
     nested: dict[str, Any] = {}
     if part is not None:
         several = {"type": "array", "items": _ref(part), "minItems": 1, "maxItems": MAX_PHRASES}
         nested = {"all": several, "any": several, "not": _ref(part)}
-    return _object(
+    described = _object(
         {
             "contains": {**phrases, "description": "All of these occur."},
             "contains_any": {**phrases, "description": "One of these occurs."},
             "in_order": {**phrases, "description": "These occur in this order."},
             "excludes": {**phrases, "description": "None of these occurs."},
-            "starts_with": TEXT,
-            "ends_with": TEXT,
-            "words": {**bounds, "description": "Between so many words; null: no limit."},
-            "length": {**bounds, "description": "Between so many tokens; null: no limit."},
+            "starts_with": phrase,
+            "ends_with": phrase,
+            "words": {
+                **bounds,
+                "description": "Between so many words, the smaller number first; null: no limit. A number: so many.",
+            },
+            "length": {**bounds, "description": "Between so many tokens, as `words`."},
             "regex": {**TEXT, "description": "A regular expression that the whole text matches."},
             "choice": {**phrases, "description": "The text is one of these."},
             "json_schema": {"type": "object", "description": "The text is JSON of this schema."},
@@ -233,8 +260,11 @@ def _constraint(part: str | None) -> dict[str, Any]:
             "whole_words": {**FLAG, "default": True},
             "ignore_case": {**FLAG, "default": False},
         },
-        about="What new text must satisfy: all of these.",
+        about="What new text must satisfy: all of these, at least one.",
+        closed=part is None,
     )
+    known = [key for key in KEYS if key in described["properties"]]
+    return {**described, "anyOf": [{"required": [key]} for key in known]}
 
 
 def _completion_request(settings: ServerSettings, model: dict[str, Any], seed: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -12,10 +13,13 @@ from vlhmm.inference.gather import Batch
 from vlhmm.inference.score import log_filtered_states, score
 from vlhmm.server.jobs import Read, Reading, Top
 from vlhmm.server.next_tokens import NextTokens, split
+from vlhmm.server.slices import Pace
 from vlhmm.tables import Belief, Tables
 
-PART_TOKENS = 1024
-"""So many tokens of a text are read before others have their turn."""
+MIN_PART_TOKENS, PART_TOKENS = 32, 1024
+"""So many tokens of a text are read before others have their turn, at least and at most."""
+FIRST_TOKENS, MAX_TOKENS = 4096, 1 << 16
+"""Of all texts of a turn: at first, and at most. How many fit into a turn is measured."""
 TOP_BYTES = 1 << 26
 """Most likely tokens are looked for in so many bytes of probabilities at a time."""
 
@@ -30,19 +34,30 @@ class Reader:
 
     def __init__(self, tables: Tables, next_tokens: NextTokens) -> None:
         self._tables, self._next = tables, next_tokens
+        self._pace = {with_tops: Pace(FIRST_TOKENS, MIN_PART_TOKENS, MAX_TOKENS) for with_tops in (False, True)}
 
     def read(self, texts: Sequence[Reading]) -> None:
         """The next part of each text; those without a belief begin from the start distribution."""
-        fresh = [text for text in texts if text.belief is None]
-        begun = [text for text in texts if text.belief is not None]
-        for part in (fresh, begun):
-            if part:
-                self._read(part)
+        # Looking for the most likely tokens of each position costs far more than reading.
+        for with_tops, pace in self._pace.items():
+            alike = [text for text in texts if bool(text.top) == with_tops]
+            if not alike:
+                continue
+            # Short parts of many texts would be overhead for the most part: fewer texts are read instead.
+            alike = alike[: max(1, pace.size // MIN_PART_TOKENS)]
+            part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, pace.size // len(alike)))
+            fresh = [text for text in alike if text.belief is None]
+            begun = [text for text in alike if text.belief is not None]
+            before, left = time.monotonic(), sum(text.left for text in alike)
+            for part in (fresh, begun):
+                if part:
+                    self._read(part, part_tokens)
+            pace.took(left - sum(text.left for text in alike), time.monotonic() - before)
 
     @torch.no_grad()
-    def _read(self, texts: Sequence[Reading]) -> None:
+    def _read(self, texts: Sequence[Reading], part_tokens: int) -> None:
         device = self._tables.device
-        parts = [text.ids[text.position : text.position + PART_TOKENS] for text in texts]
+        parts = [text.ids[text.position : text.position + part_tokens] for text in texts]
         lengths = [len(part) for part in parts]
         longest = max(lengths)
         padded = [part + [0] * (longest - len(part)) for part in parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,8 +14,17 @@ import uvicorn
 from starlette.applications import Starlette
 
 from vlhmm.lm import LanguageModel
+from vlhmm.server.connections import OnceAMinute, connection
 from vlhmm.server.routes import application
 from vlhmm.server.settings import ServerSettings
+
+BACKLOG = 2048
+"""Connections that the system holds until they are accepted."""
+ACCEPTED_AT_ONCE = 32
+"""asyncio accepts so many before it looks at any of them, and each takes an open file."""
+CUT_OFF_SECONDS = 10
+"""For the answers to requests that are cut off; then connections are closed in any case."""
+LOGGERS = ("asyncio", "uvicorn.error")
 
 
 def serve(
@@ -41,20 +51,42 @@ def serve(
     app = application(lm, settings, folder)
     listening = _listening(settings)
     host, port = listening.getsockname()[:2]
-    config = uvicorn.Config(
+    shown = f"[{host}]" if ":" in host else host
+    config = configuration(app, settings, log_requests)
+    server = Server(config, app, (lambda: started(f"http://{shown}:{port}")) if started else None)
+    with listening, _logged_once():
+        server.run(sockets=[listening])
+
+
+def configuration(app: Starlette, settings: ServerSettings, log_requests: bool = False) -> uvicorn.Config:
+    """How uvicorn is to serve the application."""
+    return uvicorn.Config(
         app,
+        port=settings.port,
+        # A function in the place of the class: it has the settings.
+        http=connection(settings),  # type: ignore[arg-type]
+        ws="none",
         log_level="info" if log_requests else "warning",
         access_log=log_requests,
         lifespan="on",
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
-        backlog=2048,
+        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)) + CUT_OFF_SECONDS,
+        backlog=ACCEPTED_AT_ONCE,
         h11_max_incomplete_event_size=1 << 16,
     )
-    shown = f"[{host}]" if ":" in host else host
-    server = _Server(config, app, (lambda: started(f"http://{shown}:{port}")) if started else None)
-    with listening:
-        server.run(sockets=[listening])
+
+
+@contextmanager
+def _logged_once() -> Iterator[None]:
+    """What clients can provoke is not logged every time."""
+    once = OnceAMinute()
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(once)
+    try:
+        yield
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(once)
 
 
 def _listening(settings: ServerSettings) -> socket.socket:
@@ -71,8 +103,8 @@ def _listening(settings: ServerSettings) -> socket.socket:
     return listening
 
 
-class _Server(uvicorn.Server):
-    """Says when it has started, and ends with status 0 after a signal."""
+class Server(uvicorn.Server):
+    """Says when it has started, cuts off what is not answered in time after a signal, and ends with status 0."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette, started: Callable[[], None] | None) -> None:
         super().__init__(config)
@@ -80,6 +112,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
         if self.started and self._say is not None:
             self._say()
 
@@ -88,9 +122,13 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, RuntimeError):
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._end, number)
+                loop.add_signal_handler(number, self.end, number)
         yield
 
-    def _end(self, number: int) -> None:
-        self._app.state.service.draining = True
+    def end(self, number: int) -> None:
+        """What a signal asks for."""
+        service = self._app.state.service
+        if not service.draining:
+            service.draining = True
+            asyncio.get_running_loop().call_later(service.settings.drain_seconds, service.cut_off)
         self.handle_exit(number, None)

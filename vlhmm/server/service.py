@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vlhmm.control import Constraint
 from vlhmm.control.controlled import ControlledHMM
@@ -18,9 +20,12 @@ from vlhmm.control.tokens import ConstrainedTokens
 from vlhmm.inference.past import Past
 from vlhmm.lm import LanguageModel
 from vlhmm.server.engine import Engine
+from vlhmm.server.errors import RequestError
 from vlhmm.server.metrics import Metrics
 from vlhmm.server.settings import ServerSettings
 from vlhmm.tables import Belief
+
+Found = TypeVar("Found")
 
 
 class Service:
@@ -39,6 +44,11 @@ class Service:
         self.engine = Engine(lm, transition, settings.max_batch)
         self.metrics = Metrics(settings.model_name, lambda: self.engine.load)
         self.draining = False
+        """Whether requests that come are refused, because the server ends."""
+        self.cut = False
+        """Whether those under way are too."""
+        self.unanswered = set[asyncio.Task[Any]]()
+        """Requests of which nothing has been sent."""
         self.in_progress = 0
         """Requests that are being answered."""
         self._controlled = ControlledHMM(lm.hmm, lm.tokenizer, transition)
@@ -54,6 +64,18 @@ class Service:
         self._compiling.shutdown(wait=False, cancel_futures=True)
         self.engine.stop()
 
+    def cut_off(self) -> None:
+        """Answer all requests that are under way with 503."""
+        self.cut = True
+        self.engine.refuse(self.ending)
+        for task in self.unanswered:
+            task.cancel()
+
+    @staticmethod
+    def ending() -> RequestError:
+        """What is said to requests that are not answered because the server ends."""
+        return RequestError("the server ends: send the request again later", 503, headers={"Retry-After": "1"})
+
     @asynccontextmanager
     async def constrained(self) -> AsyncIterator[None]:
         """Not more than so many requests hold the table of a constraint."""
@@ -63,34 +85,60 @@ class Service:
     async def prepare(self, constraint: Constraint, max_tokens: int, belief: Belief | None) -> ConstrainedTokens:
         """What texts under a constraint follow, in a thread of its own: others go on meanwhile."""
 
-        def prepared() -> ConstrainedTokens:
-            with limited_to(self.settings.lookahead_seconds):
-                return self._controlled.prepare(
-                    constraint,
-                    max_tokens,
-                    Past.opened(self.lm.hmm.tables, belief),
-                    never=self.tokenizer.undrawn_id,
-                    time_limit=self.settings.constraint_seconds,
-                    max_bytes=self.settings.max_constraint_bytes,
-                )
-
-        return await asyncio.get_running_loop().run_in_executor(self._compiling, prepared)
+        return await self._compiled(
+            lambda: self._controlled.prepare(
+                constraint,
+                max_tokens,
+                Past.opened(self.lm.hmm.tables, belief),
+                never=self.tokenizer.undrawn_id,
+                time_limit=self.settings.constraint_seconds,
+                max_bytes=self.settings.max_constraint_bytes,
+            )
+        )
 
     async def probability(self, constraint: Constraint, length: int, belief: Belief | None, until_eos: bool) -> float:
         """P(the next `length` tokens satisfy the constraint)."""
 
-        def computed() -> float:
-            with limited_to(self.settings.lookahead_seconds):
-                return self._controlled.probability(
+        (found,) = await self._compiled(
+            lambda: self._controlled.probability(
+                constraint,
+                length,
+                Past.opened(self.lm.hmm.tables, belief),
+                until_eos=until_eos,
+                time_limit=self.settings.constraint_seconds,
+                max_bytes=self.settings.max_constraint_bytes,
+            )
+        )
+        return found
+
+    async def constraint_path(self, constraint: Constraint, tokens: Sequence[int]) -> list[float]:
+        """P(a text of this length satisfies the constraint | its first t tokens) for each t."""
+        async with self.constrained():
+            ahead = await self._compiled(
+                lambda: self._controlled.ahead_of_text(
                     constraint,
-                    length,
-                    Past.opened(self.lm.hmm.tables, belief),
-                    until_eos=until_eos,
+                    len(tokens),
                     time_limit=self.settings.constraint_seconds,
                     max_bytes=self.settings.max_constraint_bytes,
-                )[0]
+                )
+            )
+            return await self.engine.ask(lambda: self._controlled.along(ahead, tokens, self.engine.opening))
 
-        return await asyncio.get_running_loop().run_in_executor(self._compiling, computed)
+    async def _compiled(self, compute: Callable[[], Found]) -> Found:
+        """What is computed in the thread of the constraints, within its time limit, and while someone waits for it."""
+        given_up = threading.Event()
+
+        def clock() -> float:
+            return math.inf if given_up.is_set() else time.thread_time()
+
+        def limited() -> Found:
+            with limited_to(self.settings.lookahead_seconds, clock):
+                return compute()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compiling, limited)
+        finally:
+            given_up.set()
 
     def information(self) -> dict[str, Any]:
         """What is known of the model, for `/v1/models`."""

@@ -27,6 +27,9 @@ class ServerSettings:
     """Texts that are computed side by side."""
     max_requests: int = 512
     """Requests at a time, running and waiting; more are answered 429."""
+    max_connections: int = 4096
+    """Connections at a time, with and without a request, and fewer where the process may not open so many files; more are answered
+    503."""
     max_body_bytes: int = 4 << 20
     """Of a request; longer ones are answered 413."""
     max_length: int = 32_768
@@ -53,12 +56,14 @@ class ServerSettings:
     """CPU time until a constraint is compiled."""
     lookahead_seconds: float = 30.0
     """CPU time until the table of a constraint is filled."""
+    header_seconds: float = 10.0
+    """Until the head of a request has arrived; a slower one is answered 408."""
     body_seconds: float = 30.0
-    """Until a request has arrived; a slower one is answered 408."""
+    """Until the body of a request has arrived; a slower one is answered 408."""
     request_seconds: float = 300.0
     """Until a request is answered; else it is answered 504."""
     drain_seconds: float = 30.0
-    """After SIGTERM, until requests that are under way are cut off."""
+    """After SIGTERM, until requests that are under way are cut off and answered 503."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vlhmm.arguments import check_text
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.pauses import pause
 from vlhmm.tables import Belief, Tables
 
 Answer = TypeVar("Answer")
@@ -105,6 +106,7 @@ def answers_of(
     """What `question` answers to each text, in their order; a text of probability zero is named by its place."""
     answers: dict[int, Answer] = {}
     for batch in in_batches(ids, tables):
+        pause()
         try:
             found = question(batch)
         except ImpossibleTextError:

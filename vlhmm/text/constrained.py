@@ -194,4 +194,5 @@ class ConstrainedTexts:
         check_text("text", text)
         (tokens,) = self._queries.encode([text])
         self._possible_past([text])
-        return self._controlled.along(constraint, tokens, self._opening, time_limit=time_limit)
+        ahead = self._controlled.ahead_of_text(constraint, len(tokens), time_limit=time_limit)
+        return self._controlled.along(ahead, tokens, self._opening)

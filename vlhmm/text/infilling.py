@@ -16,6 +16,7 @@ from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.gather import Batch
 from vlhmm.inference.infill import Infiller, filled_log_prob
 from vlhmm.inference.sampling import draw, require_drawn
+from vlhmm.pauses import pause
 from vlhmm.tables import Belief
 from vlhmm.text.answers import FilledGap, Filling, Infilling
 from vlhmm.text.pieces import Gap
@@ -57,6 +58,7 @@ def infill_text(
     likeliest = int(infiller.log_prob.argmax())
 
     def filling(number: int, tokens: Int[Tensor, " T"], log_prob: float) -> Filling:
+        pause()
         row = tokens[tokens >= 0].tolist()
         spans = alternatives.spans(number)
         inside = [tokenizer.decode(row[first:end]).strip() for first, end in spans]

@@ -31,6 +31,7 @@ from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError
 from vlhmm.inference.past import Past
 from vlhmm.inference.sampling import draw
+from vlhmm.pauses import pause
 from vlhmm.tables import Belief
 from vlhmm.text.answers import FilledGap, Filling, Infilling
 from vlhmm.text.pieces import Gap
@@ -182,6 +183,7 @@ class WordGaps:
             if piece and piece[-1] == tables.reset_token:
                 log_next = ahead.log_met_anew[least:, start].double().logsumexp(0).expand(tables.num_states)
         for place in range(len(piece) - 1, -1, -1):
+            pause()
             token = torch.tensor([piece[place]], device=tables.device)
             states = tables.support.states_of(token)[0]
             log_column = torch.full_like(log_next, -torch.inf)
@@ -245,6 +247,7 @@ class WordGaps:
         heapify(queue)
         found: dict[bytes, list[int]] = {}
         while queue and looked_into < SEARCHED and len(found) < 2 * top:
+            pause()
             one = heappop(queue)
             if one.left == 0:
                 found.setdefault(self.spelling(one.tokens), list(one.tokens))
@@ -307,7 +310,10 @@ def infill_words(gaps: WordGaps, num: int, top: int, generator: torch.Generator 
             known[spellings] = gaps.log_prob_of(spellings)
         return Filling(gaps.text(tokens), [_shown(spelling) for spelling in spellings], known[spellings])
 
-    samples = [filling(gaps.sample(generator)) for _ in range(num)]
+    samples = []
+    for _ in range(num):
+        pause()
+        samples.append(filling(gaps.sample(generator)))
     return Infilling(gaps.log_before + gaps.log_filled, shown, filling(best), samples)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.ops.recursion.factors import Factors
+from vlhmm.pauses import pause
 
 STEP_BYTES = 1 << 21
 """Scores of pairs of states made at a time: small enough to stay near the processor (measured on two CPU cores)."""
@@ -44,6 +45,7 @@ def max_product(
     log_before = torch.empty_like(factors.log_emission) if keep_backtrace else None
     lowest = torch.finfo(gains.dtype).min
     for t in range(factors.num_positions):
+        pause()
         if log_before is not None:
             log_before[:, t] = log_best
         score = log_best
@@ -103,6 +105,7 @@ def trace(
     any_begun, shortest = begun.any(0).tolist(), int(factors.lengths.min())
     slots = torch.empty_like(factors.tile_of)
     for t in range(factors.num_positions - 1, -1, -1):
+        pause()
         slots[:, t] = here
         if backtrace.log_tiles_into.shape[0] == 1:
             log_into = backtrace.log_tiles_into[0].index_select(0, here)

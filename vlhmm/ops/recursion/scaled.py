@@ -25,6 +25,7 @@ from torch import Tensor
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.kept import kept
 from vlhmm.ops.recursion.moves import moves, packs
+from vlhmm.pauses import pause
 
 SHIFT_EVERY = 16
 """At least so often v_t is not taken to be b_t."""
@@ -112,6 +113,7 @@ def forward(factors: Factors, scaled: Scaled) -> Run:
     message = factors.log_previous.exp()
     each_position = zip(alpha.unbind(1), scaled.emission.unbind(1), totals, strict=True)
     for t, (joint, emission, total) in enumerate(each_position):
+        pause()
         moved = message if steps.all_begun[t] else move(message, t)
         if steps.any_begun[t]:
             init_of = factors.init_of[:, t]
@@ -272,6 +274,7 @@ def backward(
         return back if t < steps.shortest else torch.where((t < factors.lengths)[:, None], back, ends)
 
     for t in range(factors.num_positions - 1, -1, -1):
+        pause()
         value = came_back(t + 1)
         flow = torch.mul(alphas[t], value, out=posteriors[t])
         if not needs_no_shift[t]:
