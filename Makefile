@@ -58,11 +58,11 @@ tables: $(INSTALLED)
 	PYTHONPATH=. $(BIN)/python docs/generate_tables.py
 	$(BIN)/python docs/notebooks.py
 
-# Builds wheel and source distribution, installs the wheel into an empty environment and asks it questions.
+# Builds wheel and source distribution, installs each into an environment of what it requires alone, and asks it questions.
 wheel: $(DEV_INSTALLED)
 	rm -rf dist
 	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m build --outdir dist . > /dev/null
-	$(BIN)/python tools/check_wheel.py dist
+	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python tools/check_wheel.py dist
 
 clean:
 	rm -rf .venv dist docs/_build docs/reference/generated
