@@ -58,14 +58,13 @@ class Watch:
         self._ranks, self._next_look = ranks, 0.0
 
     def silent(self) -> list[int]:
-        """Those whose count has stood still for the time limit; not those that have never counted, of which nothing is known."""
+        """Those whose count has stood still for the time limit, or has not begun."""
         now = time.monotonic()
         if now < self._next_look:
             return []
         self._next_look = now + beat_seconds(self._time_limit)
         for rank in self._ranks:
-            if self._store.check([_key(rank)]):
-                count = self._store.get(_key(rank))
-                if rank not in self._heard or self._heard[rank][0] != count:
-                    self._heard[rank] = count, now
+            count = self._store.get(_key(rank)) if self._store.check([_key(rank)]) else b""
+            if rank not in self._heard or self._heard[rank][0] != count:
+                self._heard[rank] = count, now
         return [rank for rank, (_, heard) in self._heard.items() if now - heard >= self._time_limit]
