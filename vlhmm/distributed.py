@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from vlhmm.heartbeat import Heartbeat, Watch
+from vlhmm.heartbeat import Heartbeat, Watch, beat_seconds
 from vlhmm.interrupts import stop_signals
 
 Value = TypeVar("Value")
@@ -496,7 +496,7 @@ def _wait_for_slow(here: World, what: str) -> None:
     with collective(here, what):
         waiting = dist.all_reduce(torch.zeros(1), group=group, async_op=True)
         try:
-            while not _ended_within(waiting, PATIENT_SECONDS):
+            while not _ended_within(waiting, min(PATIENT_SECONDS, beat_seconds(limit))):
                 if silent := watch.silent():
                     raise LostRankError(
                         f"{_named(silent)} gave no sign of life for {limit:.0f} s{what and f' in {what}'}: "

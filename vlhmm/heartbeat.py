@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -55,17 +56,19 @@ class Watch:
     def __init__(self, store: Any, ranks: Sequence[int], time_limit: float) -> None:
         self._store, self._time_limit = store, time_limit
         self._heard: dict[int, tuple[bytes, float]] = {}
-        self._ranks, self._next_look = ranks, 0.0
+        self._ranks, self._looked = ranks, -math.inf
 
     def silent(self) -> list[int]:
-        """Those whose count has stood still for the time limit; not those that have never counted, of which nothing is known."""
+        """Those whose count has stood still for the time limit, or has not begun."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._looked + beat_seconds(self._time_limit):
             return []
-        self._next_look = now + beat_seconds(self._time_limit)
+        if now > self._looked + self._time_limit / 2:
+            # This process was stopped itself, and perhaps all of them: the clock begins anew.
+            self._heard.clear()
+        self._looked = now
         for rank in self._ranks:
-            if self._store.check([_key(rank)]):
-                count = self._store.get(_key(rank))
-                if rank not in self._heard or self._heard[rank][0] != count:
-                    self._heard[rank] = count, now
+            count = self._store.get(_key(rank)) if self._store.check([_key(rank)]) else b""
+            if rank not in self._heard or self._heard[rank][0] != count:
+                self._heard[rank] = count, now
         return [rank for rank, (_, heard) in self._heard.items() if now - heard >= self._time_limit]
