@@ -1,5 +1,7 @@
 """Laws of `HMM.fit`: Baum-Welch never loses likelihood, every result is an HMM, gradients climb too."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -136,3 +138,12 @@ def test_impossible_sequence_in_a_mini_batch_keeps_its_number():
     for seed in range(3):
         with pytest.raises(ValueError, match=r"\b5\b.*position 2\b"):
             hmm.fit(sentences, batch_size=2, seed=seed)
+
+
+@pytest.mark.parametrize("log_prob", [-90.0, -700.0, -1000.0])
+def test_mini_batches_keep_what_is_beneath_every_float(log_prob: float) -> None:
+    """A batch without word 2 leaves it (1 - rate) of its probability, however small that is."""
+    tables = vlhmm.HMM.from_probabilities([1.0], [[1.0]], [[0.5, 0.5, 0.0]], dtype=torch.float64).tables
+    tables.log_emission[2] = log_prob
+    fitted = vlhmm.HMM(tables).fit([[0, 1]], iterations=1, batch_size=1, learning_rate=0.25, seed=0)
+    assert fitted.hmm.log_prob([[2]]).item() == pytest.approx(log_prob + math.log(0.75), rel=1e-12)

@@ -20,6 +20,7 @@ def test_every_query_of_many_hmms_equals_enumeration():
     assert found.returncode == 0, found.stdout + found.stderr
     lines = found.stdout.splitlines()
     assert lines[0] == "200 HMMs from seed 1000000, float32 and float64 by turns, on cpu"
+    assert any(line.startswith("soft_") for line in lines[2:])
     for line in lines[2:]:
         assert line.split()[1:4] == ["200", "0", "0"], line
 
@@ -32,6 +33,15 @@ def test_processes_share_the_cases_and_the_counts_are_written(tmp_path: Path) ->
     assert {held: of["number"] for held, of in record["cases"].items()} == {"float32": 3, "float64": 4}
     assert record["outcomes"]["float64"]["log_prob"] == {"right": 4, "wrong": 0, "error": 0}
     assert record["cases"]["float64"]["tolerance"] == 1e-9
+
+
+def test_queries_by_turns_are_all_asked(tmp_path: Path) -> None:
+    file = tmp_path / "soak.json"
+    found = run("--cases", "18", "--seed", "0", "--queries", "3", "--json", str(file))
+    assert found.returncode == 0, found.stdout + found.stderr
+    outcomes = json.loads(file.read_text(encoding="utf-8"))["outcomes"]
+    for held in ("float32", "float64"):
+        assert [count["right"] for count in outcomes[held].values()] == [1] * 27
 
 
 def test_cases_that_there_was_no_time_for_are_said():

@@ -9,6 +9,7 @@ import torch
 from tiny import tiny_corpus
 
 import vlhmm
+from vlhmm.data import word_tokenizer
 from vlhmm.explorer import analyse_text
 from vlhmm.reports import as_json
 
@@ -115,3 +116,28 @@ def test_an_analysis_is_json_with_names_for_all_numbers(lm: vlhmm.LanguageModel)
 def test_what_cannot_be_analysed_is_refused(lm: vlhmm.LanguageModel, text: str, top: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         analyse_text(lm, text, top=top)
+
+
+@pytest.mark.parametrize("log_prob", [-50.0, -110.0, -2000.0])
+def test_states_that_floats_cannot_hold_lead_to_others(log_prob: float) -> None:
+    """After "a" the model is all but surely in state 1, which cannot emit "c"; what emits it comes from state 2."""
+    tokenizer = word_tokenizer(["a", "b", "c"], unk=False)
+    a, b, c = (tokenizer.token_id(word) for word in "abc")
+    emission = torch.zeros(4, tokenizer.vocab_size, dtype=torch.float64)
+    emission[0, a] = emission[3, c] = 1
+    emission[1:3, b] = 1
+    transition = torch.tensor([[0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1.0]])
+    hmm = vlhmm.HMM.from_probabilities([1.0, 0, 0, 0], transition, emission, reset_token=tokenizer.eos_id)
+    tables = hmm.tables.to(dtype=torch.float32)
+    tables.transition.log_prob[0, 2] = log_prob
+    lm = vlhmm.LanguageModel.from_hmm(vlhmm.HMM(tables), tokenizer)
+    tokens = lm.explain("a b c", top=1).tokens
+    assert [token.states[0].state.state for token in tokens] == [0, 2, 3]
+    for token, before in ((tokens[1], 0), (tokens[2], 2)):
+        [(state, prob)] = token.states[0].previous
+        assert (state.state, prob) == (before, pytest.approx(1))
+    [(state, prob)] = tokens[1].states[0].next
+    assert (state.state, prob) == (3, pytest.approx(1))
+    path = lm.constraint_path("a b c", vlhmm.ends_with("c"))
+    # Of what comes after "a b" nothing but "c" is left for state 2 alone.
+    assert path[2] == pytest.approx(math.exp(log_prob), rel=1e-4, abs=1e-44)

@@ -84,14 +84,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--query", choices=CHECKS, action="append", help="may be repeated; default: all")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--precision", choices=[*PRECISIONS, "turns"], default="highest", help="on a GPU")
-    parser.add_argument("--processes", type=int, default=1, help="that share the cases (default 1)")
+    parser.add_argument(
+        "--queries", type=int, help="of each HMM, by turns; default: all. A GPU gets through more HMMs with few"
+    )
+    parser.add_argument("--processes", type=int, help="that share the cases (default 1, on a GPU 8)")
     parser.add_argument(
         "--seconds", type=float, default=np.inf, help="then no case is begun; status 1 where some are left"
     )
     parser.add_argument("--json", type=Path, help="write counts by outcome there")
     options = parser.parse_args()
-    if min(options.cases, options.processes) < 1:
-        parser.error("--cases and --processes must be at least 1")
+    if options.processes is None:
+        # A case is many kernels of a few microseconds each: one process alone keeps a GPU waiting.
+        options.processes = 1 if options.device == "cpu" else min(options.cases, 8)
+    if min(options.cases, options.processes, options.queries or 1) < 1:
+        parser.error("--cases, --processes and --queries must be at least 1")
     return options
 
 

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from tests.oracle import log_sum, scatter_states
 from tests.soak.cases import Case, Text
+from tests.soak.soft import of_evidence
 from vlhmm.inference.errors import ImpossibleTextError
+from vlhmm.inference.evidence import NO_TOKEN
 from vlhmm.inference.viterbi import Paths
 
 MAX_FILLINGS = 30
@@ -50,7 +52,7 @@ def token_log_probs_parallel(case: Case) -> None:
 
 
 def _token_log_probs(case: Case, found: Tensor) -> None:
-    assert found.shape == case.batch[0].shape
+    assert found.shape == case.batch[0].shape[:2]
     for row, text, length in rows(case):
         near(found[row, :length], text.token_log_probs, case.atol(text), f"row {row}")
         assert (found[row, length:] == 0).all(), "past the length"
@@ -64,7 +66,9 @@ def filter_(case: Case) -> None:
         assert (probs[row, length:] == 0).all(), "past the length"
         assert int(found.belief.token[row]) == text.tokens[-1]
         support = case.hmm.tables.support
-        of_last = support.states_of(found.belief.token)[row].cpu().numpy()
+        soft = text.tokens[-1] == NO_TOKEN
+        states = torch.arange(support.num_states)[None] if soft else support.states_of(found.belief.token[[row]]).cpu()
+        of_last = states[0].numpy()
         near(found.belief.probs[row], text.filter[-1][of_last], case.atol(text), "belief")
     text = case.texts[0]
     found = case.hmm.filter(case.halves[1], belief=case.belief, window=case.window)
@@ -206,6 +210,20 @@ def expected_counts(case: Case) -> None:
     near(found.emission, emission[states, np.arange(support.num_words)[:, None]], atol, "emission")
 
 
+def soft_counts(case: Case) -> None:
+    found = case.hmm.expected_counts(*case.batch)
+    num_states = case.oracle.num_states
+    start, moves = np.zeros(num_states), np.zeros((num_states, num_states))
+    for text in case.texts:
+        start += text.posterior[0]
+        for t in range(len(text.tokens) - 1):
+            others = tuple(axis for axis in range(len(text.tokens)) if axis not in (t, t + 1))
+            moves += text.path_probs.sum(others)
+    atol = max(case.atol(text) for text in case.texts)
+    near(found.start, start, atol, "start")
+    near(found.transition, moves, atol, "transition")
+
+
 def next_token_probs(case: Case) -> None:
     oracle, text = case.oracle, case.texts[0].prefixes[case.cut - 1]
     near(case.hmm.next_token_probs()[0], oracle.start @ oracle.emission, case.relative, "of the first token")
@@ -307,5 +325,21 @@ CHECKS: dict[str, Callable[[Case], None]] = {
         stream,
         fit,
         impossible,
+    )
+}
+CHECKS |= {
+    f"soft_{check.__name__.removeprefix('soft_').rstrip('_')}": of_evidence(check)
+    for check in (
+        log_prob,
+        token_log_probs,
+        token_log_probs_parallel,
+        filter_,
+        posterior,
+        posterior_entropy,
+        viterbi,
+        viterbi_k,
+        soft_counts,
+        next_token_probs,
+        sample_posterior,
     )
 }

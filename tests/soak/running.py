@@ -90,7 +90,7 @@ def _one(options: argparse.Namespace, seed: int) -> Counts:
         precision = PRECISIONS[seed // 2 % 3]
     case = draw_case(seed, DTYPES[dtype], options.device, precision)
     counts.cases[case.held_to] += 1
-    for name in options.query or CHECKS:
+    for name in _asked(options, seed):
         began = time.perf_counter()
         outcome, reason = _outcome(CHECKS[name], case)
         counts.seconds[name] += time.perf_counter() - began
@@ -102,6 +102,16 @@ def _one(options: argparse.Namespace, seed: int) -> Counts:
             command += f" --device {options.device} --precision {precision}"
         counts.failures.append(f"{outcome}: {case.kind}, window {case.window}: {reason}\n  {command}")
     return counts
+
+
+def _asked(options: argparse.Namespace, seed: int) -> list[str]:
+    """The queries of one case: all, or as many as are wanted, by turns."""
+    names = options.query or list(CHECKS)
+    if options.queries is None or options.queries >= len(names):
+        return names
+    # Seeds are of a type of numbers by turns too: a turn of queries is done with both.
+    first = (seed // 2) * options.queries
+    return [names[place % len(names)] for place in range(first, first + options.queries)]
 
 
 def _outcome(check: Callable[[Case], None], case: Case) -> tuple[str, str]:

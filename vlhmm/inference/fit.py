@@ -162,11 +162,13 @@ def state_totals(per_word: Float[Tensor, "X K"], support: Support) -> Float[Tens
 def mixed(new: Tables, old: Tables, rate: float) -> Tables:
     """rate * new + (1 - rate) * old, in probabilities: the step of mini-batch Baum-Welch."""
 
-    # In log space: what is beneath every float stays possible.
     log_rate, log_rest = torch.tensor([rate, 1 - rate], dtype=torch.float64).log().tolist()
 
     def mix(one: Tensor, other: Tensor) -> Tensor:
-        return torch.logaddexp(one + log_rate, other + log_rest)
+        probs = rate * one.exp() + (1 - rate) * other.exp()
+        # What is beneath every float stays possible.
+        small = probs < torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps
+        return torch.where(small, torch.logaddexp(one + log_rate, other + log_rest), probs.log())
 
     return replace(
         new,
