@@ -6,6 +6,7 @@
 `python -m bench distributed`: steps over several processes, and a model of larger clusters.
 `python -m bench cuts`: which way to cut the kernels of a block-factored step is the fastest on this GPU.
 `python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
+`python -m bench explore`: size, first paint and interactions of the explorer page of a large model.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from bench.cuts import compile_all, cutting_table, cuttings, move_cuttings
 from bench.distributed import on_cpu, on_gpu, tables
 from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
+from bench.explore import explored
 from bench.first_step import FirstStep, first_steps
 from bench.floor import Rates, dense_needs, measure_rates, step_needs
 from bench.grid import cells, draw_grid
@@ -61,7 +63,7 @@ from bench.report_checks import (
     point_table,
 )
 from bench.scaling import points
-from bench.serve import Load, memory_under_load, running, under_load, write_model
+from bench.serve import Load, memory_under_load, overload_of, overloading, running, under_load, write_model
 from bench.sizes import SMALL_AND_LARGE, default_works, dense_sizes, step_sizes
 from bench.workloads import (
     TITLES,
@@ -244,7 +246,10 @@ def serve(
     json_file: JsonFile = None,
     clients: Annotated[str, typer.Option(help="Numbers of clients, with commas.")] = "1,8,64,256",
     seconds: Annotated[float, typer.Option(help="For each number of clients.")] = 10.0,
-    overload: Annotated[int, typer.Option(help="Clients of an overload; 0: none.")] = 1024,
+    overload: Annotated[
+        int,
+        typer.Option(help="Clients of an overload; more where these do not send four times what saturates; 0: none."),
+    ] = 1024,
     soak: Annotated[float, typer.Option(help="Minutes of overload in which memory is watched; 0: none.")] = 0.0,
     prompt: Annotated[str, typer.Option(help="What every request continues.")] = "return the",
     states: Annotated[int, typer.Option(help="Of the untrained model.")] = 4096,
@@ -261,12 +266,18 @@ def serve(
             prompt = "w1 w2"
         console = Console()
         loads: list[Load] = []
-        parts: dict[str, list[dict[str, Any]]] = {}
+        # Memory is watched for longer than loads are measured: it is kept until it is measured again.
+        parts = _kept(json_file, "memory")
         with running(folder, where.type, "--max-requests", str(max_requests)) as (url, pid):
             for number in (*numbers, *([overload] if overload else [])):
+                overloaded = bool(overload) and len(loads) == len(numbers)
+                if overloaded:
+                    number = overload = max(overload, overloading(loads, max_requests))
                 console.print(f"{number} clients ...", style="dim")
                 loads.append(under_load(url, number, seconds, prompt))
                 parts["serve"] = [asdict(one) for one in loads]
+                if overloaded:
+                    parts["overload"] = [asdict(overload_of(loads))]
                 _write(json_file, where, begun, measure_rates(where, quick=True), parts)
             shown = _shown(console)
             shown.print(load_table(loads))
@@ -279,6 +290,24 @@ def serve(
                     f"{held.last_mib:,.0f} MiB at the end, {held.highest_mib:,.0f} MiB at most"
                 )
         _write(json_file, where, begun, measure_rates(where, quick=True), parts)
+
+
+@app.command()
+def explore(
+    json_file: JsonFile = Path("bench/results/explore.json"),
+    states: Annotated[int, typer.Option(help="Of the untrained model.")] = 1 << 16,
+    words: Annotated[int, typer.Option(help="Of its vocabulary.")] = 50_000,
+) -> None:
+    """The explorer page of a large model in the system's Chromium."""
+    begun, where = time.perf_counter(), torch.device("cpu")
+    with tempfile.TemporaryDirectory() as made:
+        found = explored(Path(made), states, words)
+    _write(json_file, where, begun, measure_rates(where, quick=True), {"explore": [asdict(found)]})
+    console = Console()
+    console.print(f"page: {found.page_bytes:,} bytes, made in {found.seconds_to_make:,.1f} s")
+    console.print(f"first contentful paint: {found.first_contentful_paint_ms} ms, ready: {found.ready_ms} ms")
+    for one in found.interactions:
+        console.print(f"{one.name}: {one.longest_ms:g} ms, of which scripts {one.longest_handler_ms:g} ms")
 
 
 @app.command()
@@ -406,6 +435,15 @@ def plots(
 def _shown(console: Console) -> Console:
     """Wide enough for reasons also where the output is a file."""
     return console if console.is_terminal else Console(width=150)
+
+
+def _kept(json_file: Path | None, *names: str) -> dict[str, list[dict[str, Any]]]:
+    """These parts of a result file that exists, each with the command and the commit that made it."""
+    if json_file is None or not json_file.exists():
+        return {}
+    before = json.loads(json_file.read_text(encoding="utf-8"))
+    made_by = {name: before[name] for name in ("command", "commit") if name in before}
+    return {name: [{**made_by, **one} for one in before[name]] for name in names if name in before}
 
 
 def _write(

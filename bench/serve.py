@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import signal
 import subprocess
@@ -153,6 +154,41 @@ async def _counted(url: str) -> float:
     writer.close()
     found = re.search(r"^vlhmm_generation_tokens_total\{.*\} (\S+)$", text, re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+@dataclass(frozen=True)
+class Overload:
+    """What an overload was, beside what saturates the server."""
+
+    saturating_clients: int
+    """The fewest at which it answers nearly as many requests as at best."""
+    saturating_requests_per_second: float
+    """At best."""
+    clients: int
+    asked_requests_per_second: float
+    """Answered by any status."""
+    times_saturation: float
+
+
+def saturation(loads: list[Load]) -> tuple[int, float]:
+    """The fewest clients that get 95 % of the most requests per second, and these."""
+    best = max(one.requests_per_second for one in loads)
+    return min(one.clients for one in loads if one.requests_per_second >= 0.95 * best), best
+
+
+def overloading(loads: list[Load], max_requests: int) -> int:
+    """Clients that ask for four times as much as the server can do: as many as it takes, and others that are sent away and come
+    again."""
+    clients, best = saturation(loads)
+    return max(4 * clients, max_requests + math.ceil(4 * best * RETRY_SECONDS))
+
+
+def overload_of(loads: list[Load]) -> Overload:
+    """The last load beside those before it."""
+    *others, last = loads
+    clients, best = saturation(others or loads)
+    asked = sum(last.statuses.values()) / last.seconds
+    return Overload(clients, best, last.clients, asked, asked / best if best else math.inf)
 
 
 def memory_under_load(url: str, pid: int, clients: int, minutes: float, prompt: str) -> Memory:

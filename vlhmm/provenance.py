@@ -25,7 +25,8 @@ def versions() -> dict[str, str]:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"cpu, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def commit_of_source() -> str | None:

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from serving import Served
+import torch
+from serving import Served, serving, small_lm
 
 import vlhmm
 from vlhmm.reports import as_json
@@ -103,3 +104,21 @@ def test_the_page_is_served_and_what_it_asks_is_answered(server: Served) -> None
     assert found.status_code == 200, found.text
     assert [token["token"] for token in found.json()["tokens"]] == ["the", "cat", "sees"]
     assert "200" in server.refused("/v1/vlhmm/analyze", text="the " * 201)["message"]
+
+
+def test_the_constraint_of_an_analysis_is_followed_within_the_limits_of_constraints(server: Served) -> None:
+    asked = {"text": "the cat sees", "constraint": {"contains": ["cat", "bird"], "word": 3}}
+    found = server.post("/v1/vlhmm/analyze", **asked).json()
+    constraint = vlhmm.contains_all("cat", "bird")
+    assert found["constraint"]["constraint"] == repr(constraint)
+    assert found["constraint"]["probs"] == pytest.approx(
+        server.lm.constraint_path("the cat sees", constraint), abs=1e-6
+    )
+    assert found["warnings"] == ["'constraint.word' is not a known field and was ignored"]
+    for limits, said in (
+        ({"max_constraint_bytes": 100}, "the limit is 100"),
+        ({"constraint_seconds": 1e-9}, "time limit"),
+    ):
+        with serving(small_lm(carry=True), **limits) as one:
+            assert said in one.refused("/v1/vlhmm/analyze", **asked)["message"]
+            assert one.post("/v1/vlhmm/analyze", text="the cat").status_code == 200

@@ -2,6 +2,7 @@
 
 const MAP_MARGIN = 28;
 const LABELLED_BLOCKS = 24;
+const LABEL_GAP = [14, 10];
 
 class StateMap {
   constructor(data, getTheme, onselect) {
@@ -119,10 +120,18 @@ class StateMap {
     return labels;
   }
 
-  // Above or below its state, where there is room; the first labels come first.
+  // Above or below its state, where there is room, with a gap to the others; the first labels come first, and one without room is left out.
   paintLabels(surface, theme, labels, size) {
-    const taken = [];
     const { width, height } = this.size;
+    const [gapX, gapY] = LABEL_GAP;
+    // The buttons, and the states that are marked.
+    const taken = [[width - 44, height - 118, width, height]];
+    for (const rank of [this.hovered, this.selected]) {
+      if (rank === null) continue;
+      const [x, y] = this.place(rank);
+      const reach = this.radius(rank) + 3;
+      taken.push([x - reach, y - reach, x + reach, y + reach]);
+    }
     for (const [rank, text] of labels) {
       const [x, y] = this.place(rank);
       const half = surface.width(text, size, 600) / 2 + 4;
@@ -132,7 +141,7 @@ class StateMap {
         const box = [middle - half, top, middle + half, top + size + 4];
         const free = taken.every((other) => box[0] >= other[2] || other[0] >= box[2] || box[1] >= other[3] || other[1] >= box[3]);
         if (!free || box[1] < 0 || box[3] > height) continue;
-        taken.push(box);
+        taken.push([box[0] - gapX, box[1] - gapY, box[2] + gapX, box[3] + gapY]);
         surface.text(middle, top + size / 2 + 2, text, { fill: theme.ink, size, weight: 600, halo: theme.panel });
         break;
       }

@@ -6,6 +6,8 @@ const ROW = 50;
 const STRIP = 46;
 const PILL_WIDTH = 92;
 const PILL_HEIGHT = 38;
+const PILL_CORNER = 6;
+const LABEL_BELOW = 17;
 
 class Trellis {
   constructor(analysis, theme, shown, onselect) {
@@ -107,7 +109,7 @@ class Trellis {
     const share = prob ?? 0;
     const [x, y] = [this.centre(column) - PILL_WIDTH / 2, this.middle(row) - PILL_HEIGHT / 2];
     const word = named.words.length ? this.shown(named.words[0].word) : "";
-    const box = { x, y, width: PILL_WIDTH, height: PILL_HEIGHT, rx: 6 };
+    const box = { x, y, width: PILL_WIDTH, height: PILL_HEIGHT, rx: PILL_CORNER };
     const group = svgElement(
       "g",
       {
@@ -119,8 +121,11 @@ class Trellis {
         onkeydown: (event) => this.key(event, column, row),
       },
       svgElement("rect", { ...box, fill: theme.panel }),
-      // A bar inside the pill is its probability.
-      svgElement("rect", { x, y: y + PILL_HEIGHT - 4, width: Math.max(0.5, PILL_WIDTH * share), height: 4, rx: 2, fill: theme.block(named.block) }),
+      // A bar inside the pill, short of its round corners, is its probability.
+      svgElement("rect", {
+        x: x + PILL_CORNER, y: y + PILL_HEIGHT - 6, width: Math.max(0.5, (PILL_WIDTH - 2 * PILL_CORNER) * share), height: 4,
+        fill: theme.block(named.block), class: "share",
+      }),
       svgElement("rect", {
         ...box, fill: "none", stroke: onPath ? theme.accent : theme.line, "stroke-width": onPath ? 2.5 : 1,
         "stroke-dasharray": prob === null ? "4 3" : null,
@@ -163,10 +168,11 @@ class Trellis {
       );
     }
     this.svg.append(svgElement("path", { d: probs.map((prob, t) => `${t ? "L" : "M"}${x(t)} ${y(prob)}`).join(""), fill: "none", stroke: theme.accent, "stroke-width": 2 }));
+    // Below the point where the axis leaves room for it.
     probs.forEach((prob, t) =>
       this.svg.append(
         svgElement("circle", { cx: x(t), cy: y(prob), r: 3.5, fill: theme.accent, class: "constraint-point", "data-value": prob }),
-        this.text(x(t), y(prob) > top + STRIP - 14 ? y(prob) - 9 : y(prob) + 17, probability(prob), {
+        this.text(x(t), y(prob) + LABEL_BELOW > top + STRIP - 6 ? y(prob) - 9 : y(prob) + LABEL_BELOW, probability(prob), {
           "font-size": 10.5, stroke: theme.panel, "stroke-width": 3, "paint-order": "stroke", "text-anchor": t === 0 ? "start" : "middle",
         }),
       ));
