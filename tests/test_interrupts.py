@@ -60,7 +60,7 @@ def test_within_a_step_the_announcement_says_so_and_the_step_is_finished() -> No
         "with announced_interrupts(), stop_signals() as stop:",
         f"  {BEGIN}",
         "  while not stop.is_set():",
-        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 1_000_000)",
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 3_000_000)",
         "print('finished', file=sys.stderr)",
     ]
     with _begun(*program) as process:
