@@ -76,7 +76,7 @@ def explored(folder: Path, states: int, words: int, opened: int = 4) -> Explored
     )
 
 
-def measured(page: Path, opened: int) -> tuple[str, list[float], list[float], list[Interaction]]:
+def measured(page: Path | str, opened: int) -> tuple[str, list[float], list[float], list[Interaction]]:
     """The browser's name, first paints, times until the page is ready, and interactions."""
     from playwright.sync_api import sync_playwright
 
@@ -94,7 +94,7 @@ def measured(page: Path, opened: int) -> tuple[str, list[float], list[float], li
             )
             tab = context.new_page()
             tab.add_init_script(WATCHED)
-            tab.goto(page.resolve().as_uri())
+            tab.goto(Path(page).resolve().as_uri())
             tab.wait_for_selector("html[data-ready]", state="attached")
             tab.wait_for_timeout(SETTLED_MS)
             paints.append(round(tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"), 1))
