@@ -138,9 +138,14 @@ def _interactions(tab: Any) -> list[Interaction]:
     step("go to the next state by key", lambda: keys("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"))
     step("zoom", lambda: keys("+", "+", "-"))
     step("drag the map", drag)
+
+    def slide() -> None:
+        slider.focus()
+        keys("ArrowLeft", "ArrowLeft")
+
     slider = tab.locator(".card input[type=range]")
     if slider.count():
-        step("move the slider of relevance", lambda: (slider.focus(), keys("ArrowLeft", "ArrowLeft")))
+        step("move the slider of relevance", slide)
     for view in ("Reading", "Training", "Blocks", "Map"):
         step(f"open {view}", lambda view=view: tab.get_by_role("tab", name=view).click())  # type: ignore[misc]
     return found
