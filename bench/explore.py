@@ -76,7 +76,7 @@ def explored(folder: Path, states: int, words: int, opened: int = 4) -> Explored
     )
 
 
-def measured(page: Path, opened: int) -> tuple[str, list[float], list[float], list[Interaction]]:
+def measured(page: Path | str, opened: int) -> tuple[str, list[float], list[float], list[Interaction]]:
     """The browser's name, first paints, times until the page is ready, and interactions."""
     from playwright.sync_api import sync_playwright
 
@@ -94,7 +94,7 @@ def measured(page: Path, opened: int) -> tuple[str, list[float], list[float], li
             )
             tab = context.new_page()
             tab.add_init_script(WATCHED)
-            tab.goto(page.resolve().as_uri())
+            tab.goto(Path(page).resolve().as_uri())
             tab.wait_for_selector("html[data-ready]", state="attached")
             tab.wait_for_timeout(SETTLED_MS)
             paints.append(round(tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"), 1))
@@ -138,9 +138,14 @@ def _interactions(tab: Any) -> list[Interaction]:
     step("go to the next state by key", lambda: keys("ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"))
     step("zoom", lambda: keys("+", "+", "-"))
     step("drag the map", drag)
+
+    def slide() -> None:
+        slider.focus()
+        keys("ArrowLeft", "ArrowLeft")
+
     slider = tab.locator(".card input[type=range]")
     if slider.count():
-        step("move the slider of relevance", lambda: (slider.focus(), keys("ArrowLeft", "ArrowLeft")))
+        step("move the slider of relevance", slide)
     for view in ("Reading", "Training", "Blocks", "Map"):
         step(f"open {view}", lambda view=view: tab.get_by_role("tab", name=view).click())  # type: ignore[misc]
     return found

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import vlhmm
+from bench.serve import write_model
 from vlhmm.cli import main
 from vlhmm.explorer import explorer_data, explorer_page, write_page
+from vlhmm.explorer.data import MAX_STATES, MAX_WORDS
 from vlhmm.explorer.page import module_text
 from vlhmm.reports import as_json
 
@@ -137,3 +139,22 @@ def test_the_command_refuses_in_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not Path("explorer.html").exists()
+
+
+MAX_PAGE_BYTES = 5_000_000
+
+
+def test_a_page_of_many_states_and_words_stays_below_5_mb(tmp_path: Path) -> None:
+    """What one more state and one more word take, at the most of either that a page holds. `python -m bench explore` makes that page."""
+
+    def size(states: int, words: int) -> int:
+        folder = tmp_path / f"{states}-{words}"
+        write_model(folder, states, words, states_per_block=32)
+        data = explorer_data(vlhmm.load(folder), texts=["w1 w2 w3"], max_tokens=500)
+        assert (len(data.states.number), len(data.names)) == (states, words)
+        return len(explorer_page(data).encode())
+
+    least = size(256, 300)
+    of_state, of_word = (size(512, 300) - least) / 256, (size(256, 800) - least) / 500
+    # The name of a word is longer among more words: "w299", "w49999".
+    assert least + (MAX_STATES - 256) * of_state + (MAX_WORDS - 300) * (of_word + 2) < MAX_PAGE_BYTES

@@ -141,7 +141,7 @@ def _inner(fields: Fields, key: str, value: Any, depth: int) -> Constraint:
 def _range(fields: Fields, key: str) -> tuple[int, int | None]:
     """[5, 8], [5, null] or 5."""
     value = fields.raw(key)
-    numbers = [value, value] if isinstance(value, int | float) else value
+    numbers: Any = [value, value] if isinstance(value, int | float) else value
     if isinstance(numbers, list):
         # 2.0 is an integer of JSON.
         numbers = [int(one) if isinstance(one, float) and one.is_integer() else one for one in numbers]
