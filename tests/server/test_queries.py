@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 from serving import Served, serving, small_lm
 
 import vlhmm
