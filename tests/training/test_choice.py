@@ -34,6 +34,9 @@ def test_a_cpu_reads_about_as_many_tokens_of_every_large_text() -> None:
     assert short.epochs * 1_000 < CPU_TOKENS
 
 
-def test_only_a_small_text_is_read_in_other_spellings() -> None:
-    rates = [choose_recipe("cpu", tokens, 8_000).recipe.train.subword_dropout for tokens in (1_000, 235_000, 700_000)]
-    assert rates[0] == rates[1] > rates[2] == 0
+def test_only_a_small_text_gets_subword_dropout_and_more_states_with_more_state_dropout() -> None:
+    recipes = [choose_recipe("cpu", tokens, 8_000).recipe for tokens in (1_000, 235_000, 700_000)]
+    of_each = [(one.train.subword_dropout, one.model.states_per_block, one.train.state_dropout) for one in recipes]
+    assert of_each[0] == of_each[1]
+    assert of_each[2] == (0, preset("cpu").model.states_per_block, preset("cpu").train.state_dropout)
+    assert all(small > large for small, large in zip(of_each[1], of_each[2], strict=True))

@@ -9,9 +9,10 @@ from vlhmm.training.presets import Recipe, preset
 CPU_TOKENS = 9_000_000
 """What a CPU's training reads in all, about: 5 minutes on two cores."""
 MAX_CPU_EPOCHS = 12
-"""Of a smaller text more passes only teach it by heart."""
-SUBWORD_DROPOUT, SMALL_TEXT_EPOCHS = 0.1, 14
-"""Of a text so small that the time is enough for twice as many passes: it would be learnt by heart."""
+"""With more passes over a smaller text the model only memorizes it."""
+SMALL_TEXT = {"states_per_block": "64", "state_dropout": "0.7", "subword_dropout": "0.1", "epochs": "18"}
+"""Of a text so small that the time is enough for twice as many passes: more of them would only memorize it. More states with more
+of them dropped use the time better."""
 MIN_STEPS = 16
 """Of an epoch: a small text is read in smaller batches."""
 WORDS_OF_BLOCK = 8
@@ -56,7 +57,7 @@ def choose_recipe(device_type: str, num_tokens: int, vocab_size: int) -> Choice:
     passes = round(CPU_TOKENS / num_tokens)
     changes = {"epochs": str(max(1, min(MAX_CPU_EPOCHS, passes)))}
     if passes >= 2 * MAX_CPU_EPOCHS:
-        changes = {"epochs": str(SMALL_TEXT_EPOCHS), "subword_dropout": str(SUBWORD_DROPOUT)}
+        changes = SMALL_TEXT
     return Choice("cpu", f"a CPU, {text}", _fitted(recipe.with_changes(changes), num_tokens, vocab_size))
 
 
