@@ -29,16 +29,20 @@ def torchrun(*program: str, ranks: int, options: tuple[str, ...] = (), seconds: 
 def on_ranks(work: Callable[[World], object], ranks: int, time_limit: float = 60.0, seconds: float = 90.0) -> list[str]:
     """What `work` returns on each rank, as text, or its error; "killed" where there is neither. The store lives here, as it does
     in torchrun: longer than any rank."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe(duplex=False) for _ in range(ranks)]
+    ports = [fork.Pipe(duplex=False) for _ in range(ranks)]
     children = [
-        fork.Process(target=_child, args=(work, rank, ranks, store.port, time_limit, told), daemon=True)
-        for rank, (_, told) in enumerate(pipes)
+        fork.Process(target=_child, args=(work, rank, ranks, port, time_limit, told), daemon=True)
+        for rank, ((_, told), (port, _)) in enumerate(zip(pipes, ports, strict=True))
     ]
     for child, (_, told) in zip(children, pipes, strict=True):
         child.start()
         told.close()
+    # After the forks: its thread may hold locks of torch at any time, and a fork made then would never get them.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    for _, port in ports:
+        port.send(store.port)
     answers, end = [], time.monotonic() + seconds
     try:
         for heard, _ in pipes:
@@ -57,7 +61,7 @@ def _child(
     work: Callable[[World], object],
     rank: int,
     ranks: int,
-    port: int,
+    port: "multiprocessing.Connection",
     time_limit: float,
     told: "multiprocessing.Connection",
 ) -> None:
@@ -67,7 +71,7 @@ def _child(
         "WORLD_SIZE": ranks,
         "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": port.recv(),
     }
     os.environ.update({name: str(value) for name, value in environment.items()})
     os.environ.update({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"})
