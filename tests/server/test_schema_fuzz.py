@@ -28,7 +28,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 @pytest.mark.skipif(not importlib.util.find_spec("schemathesis"), reason="schemathesis is not installed")
 def test_no_request_is_answered_with_an_error_of_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     limits = {"max_tokens": 32, "max_texts": 16, "max_length": 200, "max_total_length": 500, "request_seconds": 60.0}
-    limits |= {"constraint_seconds": 0.3, "lookahead_seconds": 1.0}
+    limits |= {"constraint_seconds": 0.1, "lookahead_seconds": 0.2}
     with serving(small_lm(carry=True), **limits) as one:
         command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{one.url}/openapi.json"]
         command += [
