@@ -65,7 +65,7 @@ def test_what_follows_an_impossible_prompt_has_no_probability() -> None:
 @LOG_PROBS
 def test_a_rare_token_is_drawn_where_nothing_else_can_be(log_prob: float) -> None:
     lm = rare_lm(log_prob)
-    assert lm.generate("a", max_tokens=1, generator=seeded(0)) == ["a b"]
+    assert lm.generate("a", max_tokens=1, seed=seeded(0)) == ["a b"]
     assert lm.next_tokens("a", top=1) == [("b", pytest.approx(1.0))]
     ids = lm.tokenizer.encode("a")
     stream = lm.hmm.stream()
@@ -90,11 +90,11 @@ def test_a_high_temperature_draws_what_floats_cannot_hold(rare: float, rarer: fl
     expected = math.exp(-2) / (1 + math.exp(-2))
     num = 2000
     for top_p in (None, 1.0):
-        drawn = lm.generate("a", max_tokens=1, num=num, temperature=10.0, generator=seeded(1), top_p=top_p)
+        drawn = lm.generate("a", max_tokens=1, num=num, temperature=10.0, seed=seeded(1), top_p=top_p)
         share = drawn.count("a b") / num
         assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / num)
     # With <unk>, at a temperature at which it is as likely as both.
-    drawn = lm.generate("a", max_tokens=1, num=num, temperature=-rare / 2, generator=seeded(1), unk=True)
+    drawn = lm.generate("a", max_tokens=1, num=num, temperature=-rare / 2, seed=seeded(1), unk=True)
     weights = [1, math.exp(-2), math.exp(2 * rarer / -rare)]
     assert abs(drawn.count("a c") / num - weights[1] / sum(weights)) < 0.04
 
