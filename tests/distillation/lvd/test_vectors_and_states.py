@@ -205,7 +205,7 @@ def test_what_cannot_be_clustered_is_refused_before_the_teacher_reads(corpus: Co
         found(uniform_support(num_words, 8, 3, torch.Generator()), text, teacher)
     with pytest.raises(ValueError, match="3 blocks of 2: in a blocked HMM"):
         found(blocked(corpus, 2), text, teacher, single_word=0)
-    with pytest.raises(ValueError, match=f"knows {num_words} tokens, but the model has {num_words + 1}"):
+    with pytest.raises(ValueError, match=f"has {num_words} tokens, but the model has {num_words + 1}"):
         found(dense_support(num_words + 1, 4), text, teacher)
     with pytest.raises(ValueError, match="layer is 2, but table has layers 0"):
         found(dense_support(num_words, 4), text, teacher, vectors=VectorSettings(layer=2))
