@@ -55,10 +55,11 @@ def test_the_first_is_announced_and_the_second_ends_what_python_cannot() -> None
 
 def test_within_a_step_the_announcement_says_so_and_the_step_is_finished() -> None:
     program = [
-        "import hashlib, sys",
+        "import hashlib, sys, threading",
         "from vlhmm.interrupts import *",
         "with announced_interrupts(), stop_signals() as stop:",
-        f"  {BEGIN}",
+        # Said while the step runs: before it, there would be no step to finish.
+        f"  threading.Timer(0.2, lambda: {BEGIN}).start()",
         "  while not stop.is_set():",
         "    hashlib.pbkdf2_hmac('sha256', b'', b'', 3_000_000)",
         "print('finished', file=sys.stderr)",
