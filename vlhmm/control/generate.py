@@ -55,7 +55,7 @@ class Choice:
         """What to draw from; tokens of probability zero keep it."""
         log_weights = log_probs
         if self.temperature != 1:
-            # Measured against the best token of each row, no quotient but that of a hopeless token overflows.
+            # Measured against the best token of each row, no quotient but that of a very unlikely token overflows.
             best = log_probs.amax(1, keepdim=True)
             log_weights = (log_probs - best.masked_fill(best.isinf(), 0.0)) / max(self.temperature, MIN_TEMPERATURE)
         if self.top_k is not None and self.top_k < log_weights.shape[1]:
