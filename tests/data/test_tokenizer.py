@@ -181,6 +181,9 @@ def bpe(**changes: object) -> dict[str, object]:
         (changed(pre_tokenizer={"type": "FixedLength", "length": 0}).encode(), "non-zero"),
         (changed(model=bpe(continuing_subword_prefix="####", merges=["a é"])).encode(), "begins with '####'"),
         (changed(model=bpe(continuing_subword_prefix="#", merges=[["a", "é"]])).encode(), "begins with '#'"),
+        # The backend reads it by its other fields.
+        (changed(decoder={"type": [[]], "prefix": "##", "cleanup": True}).encode(), "the type of its decoder is [[]]"),
+        (changed(decoder={"type": "Sequence", "decoders": [{"type": 3}]}).encode(), "the type of its decoder is 3"),
         # Ids that would take gigabytes for their names.
         (
             changed(model={"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"}).encode(),

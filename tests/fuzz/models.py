@@ -10,6 +10,7 @@ import json
 import random
 import shutil
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,10 @@ def prepare(folder: Path) -> list[Material]:
     made = []
     for name, model in models.items():
         vlhmm.LanguageModel(model, tokenizer, {"corpus": {"name": "made up"}}).save(folder / name)
-        made.append(Material(folder / name, _answer(folder / name, True)))
+        made.append(Material(folder / name, _lm(folder / name, True)()))
     decoder = Decoder(DecoderSettings(dim=8, layers=1, heads=2), tokenizer.vocab_size)
     save_decoder(folder / "decoder", decoder, tokenizer)
-    made.append(Material(folder / "decoder", _decoder_answer(folder / "decoder", True), decoder=True))
+    made.append(Material(folder / "decoder", _decoder(folder / "decoder", True)(), decoder=True))
     return made
 
 
@@ -88,9 +89,16 @@ def run(material: list[Material], seed: int, scratch: Path) -> str:
         path.write_bytes(dumped(damaged_json(json.loads(content), draw)))
         if name == CONFIG and not verified:
             _name_config(folder)
-    answer = refused_or(lambda: (_decoder_answer if chosen.decoder else _answer)(folder, verified), folder)
-    if answer is None:
+    ask = refused_or(lambda: (_decoder if chosen.decoder else _lm)(folder, verified), folder)
+    if ask is None:
         return "refused"
+    try:
+        answer = ask()
+    except ValueError as error:
+        # A vocabulary that was read, but has no longer a token for every word of the text.
+        if verified or "cannot be encoded" not in str(error):
+            raise
+        return "loaded, text refused"
     if answer == chosen.answer:
         return "same answer"
     assert not verified, f"{chosen.folder.name}/{name} was damaged, loads, and answers {answer}, not {chosen.answer}"
@@ -100,17 +108,25 @@ def run(material: list[Material], seed: int, scratch: Path) -> str:
     return "unverified, another answer"
 
 
-def _answer(folder: Path, verify: bool) -> Answer:
-    """log p(text), then p(next token)."""
+def _lm(folder: Path, verify: bool) -> Callable[[], Answer]:
+    """Asks a model for log p(text), then p(next token)."""
     lm = vlhmm.load(folder, verify=verify)
-    next_probs = lm.hmm.next_token_probs(lm.hmm.filter([lm.tokenizer.encode(TEXT)]).belief)[0]
-    return (lm.score(TEXT).log_prob, *next_probs.tolist())
+
+    def answer() -> Answer:
+        next_probs = lm.hmm.next_token_probs(lm.hmm.filter([lm.tokenizer.encode(TEXT)]).belief)[0]
+        return (lm.score(TEXT).log_prob, *next_probs.tolist())
+
+    return answer
 
 
-def _decoder_answer(folder: Path, verify: bool) -> Answer:
+def _decoder(folder: Path, verify: bool) -> Callable[[], Answer]:
     decoder, tokenizer = load_decoder(folder, verify=verify)
-    with torch.no_grad():
-        return tuple(decoder(torch.tensor([tokenizer.encode(TEXT)])).flatten()[:50].tolist())
+
+    def answer() -> Answer:
+        with torch.no_grad():
+            return tuple(decoder(torch.tensor([tokenizer.encode(TEXT)])).flatten()[:50].tolist())
+
+    return answer
 
 
 def _forget_checksums(folder: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from tokenizers import pre_tokenizers
 
+from vlhmm.data.json_file import one_line
+
 # What normalisers drop, change or join: spaces, line ends, compatibility characters, combining marks, case, accents.
 _PROBES: Final = (
     "",
@@ -23,6 +25,29 @@ _PROBES: Final = (
     "\u4e2d\u6587\U0001f469\u200d\U0001f680",
     "\x00\x7f\u200b\u00a0",
 )
+
+
+_STEPS: Final = {
+    "model": "",
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""The parts of a tokenizer.json, and the name of the list where one has several steps."""
+
+
+def check_types(definition: dict[str, Any]) -> None:
+    """Refuse a part whose type is no name: the backend would guess it by the other fields."""
+    for part, several in _STEPS.items():
+        whole = definition.get(part)
+        steps = whole.get(several) if isinstance(whole, dict) else None
+        for step in (whole, *(steps if isinstance(steps, list) else ())):
+            kind = step.get("type", "") if isinstance(step, dict) else ""
+            if not isinstance(kind, str):
+                raise ValueError(
+                    f"this is no tokenizer.json: the type of its {part} is {one_line(kind)}, expected a name"
+                )
 
 
 def is_byte_level(definition: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from vlhmm.data.atomic import atomic_write
 from vlhmm.data.backend_errors import backend_errors
 from vlhmm.data.json_file import parse_json, read_json_object, read_text
 from vlhmm.data.punctuation import join, separate_punctuation, separates_punctuation
-from vlhmm.data.spelling import is_byte_level, shown_token, why_not_every_text
+from vlhmm.data.spelling import check_types, is_byte_level, shown_token, why_not_every_text
 
 EOS: Final = "<eos>"
 UNK: Final = "<unk>"
@@ -114,6 +114,7 @@ class Tokenizer:
         fields = parse_json(definition, "this is no tokenizer.json: the text")
         if not isinstance(fields, dict) or not isinstance(fields.get("model"), dict):
             raise ValueError("this is no tokenizer.json: it has no model; give one written by `tokenizers`")
+        check_types(fields)
         _check_merges(fields["model"])
         with backend_errors("this is no tokenizer.json: {}; give one written by `tokenizers`", quiet=True):
             self.backend = tokenizers.Tokenizer.from_str(definition)

@@ -12,7 +12,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.inference.gather import Batch, default_window, window_factors, windows
 from vlhmm.ops.max_product import max_product, trace
 from vlhmm.ops.recursion import Factors, recursion
-from vlhmm.records import shown
+from vlhmm.records import convert, shown
 from vlhmm.tables import Belief, Tables
 
 
@@ -40,15 +40,22 @@ class Paths:
 
 
 def begun_from_past(factors: Factors) -> Factors:
-    """The same factors, the state before position 0 summed out: it is no part of the path."""
+    """The same factors, the state before position 0 summed out: it is no part of the path.
+
+    Every state counts, the least probable too: a path may begin in it. So in float64, and checked for underflow to the last state.
+    """
+    used, tile_of = factors.tile_of[:, :1].unique(return_inverse=True)
     first = replace(
         factors,
         init_of=factors.init_of[:, :1],
-        tile_of=factors.tile_of[:, :1],
+        log_tiles=factors.log_tiles[used],
+        tile_of=tile_of,
         log_emission=torch.zeros_like(factors.log_emission[:, :1]),
         lengths=torch.ones_like(factors.lengths),
+        same_ahead=False,
     )
-    log_total, log_state = recursion(first, "highest")
+    dtype = factors.log_emission.dtype
+    log_total, log_state = (values.to(dtype) for values in recursion(convert(first, dtype=torch.float64)))
     init_of = factors.init_of.clone()
     # After a reset the start stands as it is: as probabilities some of it may underflow, and here no move outweighs that.
     anew = (init_of[:, :1] >= 0) & (log_total > -torch.inf)
