@@ -11,6 +11,8 @@ from experiments.quantities import QUANTITIES
 from experiments.show import ShownRow, ShownTable
 
 COLOURS = ("#c8442b", "#2b6cb0", "#2f855a", "#b7791f", "#6b46c1", "#4a5568")
+ROUNDS = (("o", "-"), ("^", "--"), ("D", "-."))
+"""Markers and lines: series that share a colour differ in these."""
 NAME_SHIFT = 0.06
 """Between series that stand under the same name."""
 FAR_APART = 4.0
@@ -31,14 +33,14 @@ def draw_points(shown: ShownTable, path: Path) -> None:
     every = list(dict.fromkeys(one.row.row.series for one in placed))
     for number, series in enumerate(every):
         rows = sorted((one for one in placed if one.row.row.series == series), key=lambda one: one.place)
-        colour = COLOURS[number % len(COLOURS)]
+        colour, (marker, line) = COLOURS[number % len(COLOURS)], ROUNDS[number // len(COLOURS) % len(ROUNDS)]
         if names:
             # Names have no order that a line could follow; beside each other, bars can be told apart.
             shift = NAME_SHIFT * (number - (len(every) - 1) / 2)
             rows = [replace(one, place=one.place + shift) for one in rows]
-        line = "none" if names else "-"
         _draw_paper(axes, rows, spec.y, f"paper, {series}", colour)
-        _draw_ours(axes, rows, spec.y, f"ours, {series}" if has_paper else series, colour, line)
+        label = f"ours, {series}" if has_paper else series
+        _draw_ours(axes, rows, spec.y, label, colour, marker, "none" if names else line)
     if spec.base is not None:
         axes.set_xscale("log", base=spec.base)
     if names:
@@ -111,7 +113,7 @@ def _draw_paper(axes: Any, rows: list[_Placed], quantity: str, label: str, colou
         )
 
 
-def _draw_ours(axes: Any, rows: list[_Placed], quantity: str, label: str, colour: str, line: str) -> None:
+def _draw_ours(axes: Any, rows: list[_Placed], quantity: str, label: str, colour: str, marker: str, line: str) -> None:
     points = [(one.place, ours) for one in rows if (ours := one.row.cells[quantity].ours) is not None]
     if points:
         means = [ours.mean for _, ours in points]
@@ -121,7 +123,7 @@ def _draw_ours(axes: Any, rows: list[_Placed], quantity: str, label: str, colour
             yerr=[[ours.mean - ours.low for _, ours in points], [ours.high - ours.mean for _, ours in points]],
             color=colour,
             linestyle=line,
-            marker="o",
+            marker=marker,
             markersize=5,
             capsize=3,
             label=label.removesuffix(", "),

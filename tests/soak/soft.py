@@ -53,9 +53,10 @@ class SoftHMM:
 class SoftCase(Case):
     @cached_property
     def relative(self) -> float:
-        """Sums of five large numbers of either sign may be small: their rounding is that of the numbers."""
+        """Sums of five large numbers of either sign may be small: each is rounded by half a unit of its own last place, not the sum's."""
         evidence = np.concatenate([text.evidence.ravel() for text in self.texts])
-        return super().relative * max(1.0, float(np.abs(evidence[np.isfinite(evidence)]).max(initial=0.0)) / 30)
+        largest = float(np.abs(evidence[np.isfinite(evidence)]).max(initial=0.0))
+        return max(super().relative, 5 / 2 * torch.finfo(self.hmm.tables.dtype).eps * largest)
 
     @cached_property
     def batch(self) -> tuple[Tensor, Tensor]:
