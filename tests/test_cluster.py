@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +117,25 @@ def test_compiled_loops_give_the_gains_of_numpy(repeats: int, monkeypatch: pytes
     plain = exchange_of(tokens, 6)
     # Sums of tabulated increments are in single precision.
     np.testing.assert_allclose(gains, plain.gains(0, plain.num_movable), rtol=0, atol=1e-4)
+
+
+def test_counts_beyond_the_table_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.tile(corpus_of_classes(3, num_lines=60), 40)
+    expected = exchange_of(tokens, 6).gains(0, 12)
+    monkeypatch.setattr(exchange, "MAX_TABLE", 100)
+    state = exchange_of(tokens, 6)
+    assert state.joint.max() > 100
+    np.testing.assert_allclose(state.gains(0, 12), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_threads_change_nothing(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "numba_installed", lambda: compiled)
+    state = exchange_of(corpus_of_classes(3, num_lines=60), 6)
+    expected = state.gains(0, state.num_movable)
+    monkeypatch.setattr(exchange, "THREAD_CELLS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    np.testing.assert_array_equal(state.gains(0, state.num_movable), expected)
 
 
 def test_gains_equal_recomputation_beyond_the_table() -> None:

@@ -10,10 +10,12 @@ for each block that w is next to. Counts next to a rare word are mostly small: f
 f(n + 8) - f(n) are tabulated for all n, and the gains of many words are sums of rows of that table.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from vlhmm.cluster.bigrams import Bigrams, Floats, Ints, information_of, n_log_n, sum_by
 from vlhmm.compiled import numba_installed
@@ -21,7 +23,9 @@ from vlhmm.compiled import numba_installed
 TABULATED = 8
 """Counts next to a word up to here are looked up."""
 MAX_TABLE = 1 << 25
-"""Values of n log n that are kept for compiled loops; they serve texts of up to 8 million tokens."""
+"""Values of n log n that are kept for compiled loops, 256 MiB; larger counts are few, and theirs are computed."""
+THREAD_CELLS = 1 << 14
+"""Words x blocks that are worth a thread."""
 MAX_WORDS = 256
 MAX_CELLS = 1 << 23
 """Words judged together against the same counts: bounds on their number and on the memory it takes."""
@@ -77,7 +81,7 @@ class Exchange:
         self.preceding = Neighbours.build(right, left, count, bigrams.vocab_size)
         # No sum of the gains has a larger count than four times all.
         largest = 4 * int(bigrams.count.sum())
-        self._f = n_log_n(np.arange(largest + 1.0)) if numba_installed() and largest <= MAX_TABLE else None
+        self._f = n_log_n(np.arange(float(min(largest + 1, MAX_TABLE)))) if numba_installed() else None
         cyclic = np.arange(bigrams.vocab_size) % open_blocks
         cyclic[num_movable:] = open_blocks
         self.set_blocks(cyclic)
@@ -110,6 +114,15 @@ class Exchange:
 
     def gains(self, start: int, stop: int) -> Floats:
         """What F gains if one of the words start..stop moves, alone, to each open block: (words, open blocks)."""
+        parts = min(torch.get_num_threads(), max(1, (stop - start) * self.num_blocks // THREAD_CELLS))
+        if parts == 1:
+            return self._gains(start, stop)
+        bounds = [start + (stop - start) * part // parts for part in range(parts + 1)]
+        # Compiled loops, and numpy's on large arrays, run side by side.
+        with ThreadPoolExecutor(parts) as pool:
+            return np.concatenate(list(pool.map(self._gains, bounds[:-1], bounds[1:])))
+
+    def _gains(self, start: int, stop: int) -> Floats:
         f = n_log_n
         following = self.following.by_block(start, stop, self.block_of_word, self.num_blocks)
         preceding = self.preceding.by_block(start, stop, self.block_of_word, self.num_blocks)
