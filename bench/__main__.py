@@ -4,7 +4,7 @@
 `python -m bench grid`: small HMMs on a CPU, beside every peer. `python -m bench cpu`: all that is measured on a CPU, the grid included. `python -m bench beside`: several trainings at once. `python -m bench constraints`: how long constraints take to compile.
 `python -m bench profile`: where the time of a call goes, kernel by kernel.
 `python -m bench distributed`: steps over several processes, and a model of larger clusters.
-`python -m bench cuts`: which way to cut the kernels of a block-factored step is the fastest on this GPU.
+`python -m bench tilings`: which tiling of the kernels of a block-factored step is the fastest on this GPU.
 `python -m bench serve`: requests per second, latencies, overload and memory of `vlhmm serve`.
 `python -m bench explore`: size, first paint and interactions of the explorer page of a large model.
 """
@@ -31,7 +31,6 @@ from bench import original
 from bench.beside import side_by_side
 from bench.constraints import compiled
 from bench.cpu import extras
-from bench.cuts import compile_all, cutting_table, cuttings, move_cuttings
 from bench.distributed import on_cpu, on_gpu, tables
 from bench.epoch import run_epoch
 from bench.errors import ErrorRow, error_rows
@@ -65,6 +64,7 @@ from bench.report_checks import (
 from bench.scaling import points
 from bench.serve import Load, memory_under_load, overload_of, overloading, running, under_load, write_model
 from bench.sizes import SMALL_AND_LARGE, default_works, dense_sizes, step_sizes
+from bench.tilings import compile_all, step_tilings, tiling_table, update_tilings
 from bench.workloads import (
     TITLES,
     DenseSizes,
@@ -331,13 +331,13 @@ def grid(
 
 
 @app.command()
-def cuts(
+def tilings(
     device: DeviceName = DEFAULT_DEVICE,
     json_file: JsonFile = None,
     only: Annotated[str, typer.Option(help="Some of W3b, W3c, W3d, W3e, with commas.")] = "W3c,W3e",
     quick: Quick = False,
 ) -> None:
-    """The time of the kernels of a block-factored step by each way to cut them, checked against float64."""
+    """The time of the kernels of a block-factored step by each tiling, checked against float64."""
     begun, where = time.perf_counter(), _device(device)
     works = [step for name in only.split(",") for step in ("W3b", "W3c", "W3d", "W3e") if step == name.strip()]
     if len(works) != len(only.split(",")):
@@ -346,10 +346,10 @@ def cuts(
     if where.type == "cuda":
         compile_all(works, quick, "bf16")
     for work in works:
-        found += cuttings(work, where, quick, "bf16" if where.type == "cuda" else "highest")
-        found += move_cuttings(work, where, quick)
-        _shown(Console()).print(cutting_table([one for one in found if one.work == work]))
-        _write(json_file, where, begun, measure_rates(where, True), {"cuts": [asdict(one) for one in found]})
+        found += step_tilings(work, where, quick, "bf16" if where.type == "cuda" else "highest")
+        found += update_tilings(work, where, quick)
+        _shown(Console()).print(tiling_table([one for one in found if one.work == work]))
+        _write(json_file, where, begun, measure_rates(where, True), {"tilings": [asdict(one) for one in found]})
 
 
 @app.command()

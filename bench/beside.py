@@ -17,7 +17,7 @@ from experiments.side_by_side import StepsAhead
 from vlhmm.capture import EAGER_CALLS
 from vlhmm.cluster import Blocks, one_block
 from vlhmm.models import build_blocked
-from vlhmm.ops.recursion.cutting import no_cooperative_kernels
+from vlhmm.ops.recursion.tilings import no_cooperative_kernels
 from vlhmm.training.presets import Recipe, preset
 from vlhmm.training.step import Step
 

@@ -20,7 +20,7 @@ import torch
 from experiments.row_settings import RowSettings, recipe_of
 from experiments.rows import RowEvent, RowRun, run_row
 from vlhmm.data import Corpus
-from vlhmm.ops.recursion.cutting import no_cooperative_kernels
+from vlhmm.ops.recursion.tilings import no_cooperative_kernels
 from vlhmm.training.trainer import LOG_STEPS, StepEvent
 
 

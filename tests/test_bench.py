@@ -21,7 +21,7 @@ from tiny import tiny_corpus
 from torch import Tensor
 from typer.testing import CliRunner
 
-from bench import beside, cuts, epoch, errors, first_step, hang, largest, memory
+from bench import beside, epoch, errors, first_step, hang, largest, memory, tilings
 from bench.__main__ import app
 from bench.errors import error_rows
 from bench.floor import Needs, Rates
@@ -208,18 +208,18 @@ def test_the_command_runs_from_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled or interpreted, not both")
-def test_ways_to_cut_kernels_are_checked(tmp_path: Path) -> None:
+def test_tilings_of_kernels_are_checked(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    file = tmp_path / "cuts.json"
-    arguments = ["cuts", "--device", "cpu", "--quick", "--only", "W3c", "--json", str(file)]
+    file = tmp_path / "tilings.json"
+    arguments = ["tilings", "--device", "cpu", "--quick", "--only", "W3c", "--json", str(file)]
     assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    found = json.loads(file.read_text(encoding="utf-8"))["cuts"]
+    found = json.loads(file.read_text(encoding="utf-8"))["tilings"]
     assert {one["kernel"] for one in found} == {"make_tiles", "forward", "backward", "accumulate", "move"}
     assert all(one["error"] <= 1 and not one["message"] for one in found)
     exact = [torch.full((2,), -3.0), torch.ones(4)]
-    assert cuts.error_of([exact[0] * (1 + 2 * cuts.VALUE_ERROR), exact[1]], exact) > 1
-    assert cuts.error_of([exact[0], exact[1] * (1 + 2 * cuts.GRADIENT_ERROR)], exact) > 1
-    assert cuts.error_of([exact[0], exact[1] * torch.nan], exact) == float("inf")
+    assert tilings.error_of([exact[0] * (1 + 2 * tilings.VALUE_ERROR), exact[1]], exact) > 1
+    assert tilings.error_of([exact[0], exact[1] * (1 + 2 * tilings.GRADIENT_ERROR)], exact) > 1
+    assert tilings.error_of([exact[0], exact[1] * torch.nan], exact) == float("inf")
     assert CliRunner().invoke(app, [*arguments[:5], "W1"]).exit_code == 2
 
 

@@ -21,7 +21,7 @@ from experiments.rows import RowDone, RowEvent, RowRun, run_row
 from experiments.side_by_side import TrainingEnded, train_side_by_side
 from experiments.texts import training_text
 from vlhmm.evaluate import HMMScorer, evaluate
-from vlhmm.ops.recursion import cutting
+from vlhmm.ops.recursion import tilings
 from vlhmm.training.presets import Recipe
 from vlhmm.training.run_folder import STATE, read_log
 from vlhmm.training.trainer import StepEvent
@@ -268,11 +268,11 @@ def test_what_a_row_makes_due_goes_before_what_waits(
 def test_beside_others_no_kernel_is_taken_whose_programs_wait(
     corpus: vlhmm.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = list[cutting.Method]()
+    taken = list[tilings.Method]()
 
     def watched(*arguments: Any, **options: Any) -> Iterator[RowEvent]:
         for event in run_row(*arguments, **options):
-            taken.append(cutting.method_for(200, 512, torch.device("cpu"), "highest"))
+            taken.append(tilings.method_for(200, 512, torch.device("cpu"), "highest"))
             yield event
 
     monkeypatch.setattr(side_by_side, "run_row", watched)

@@ -124,12 +124,12 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], precisio
 
 
 def check_kernels(
-    factors: BlockedFactors, precision: Precision, device: str = DEVICE, cut: launch.Cut | None = None
+    factors: BlockedFactors, precision: Precision, device: str = DEVICE, tiling: launch.Tiling | None = None
 ) -> None:
     cotangents = cotangents_for(factors)
 
     def by_kernels(given: BlockedFactors) -> object:
-        return blocked_recursion_by_kernels(given, precision, cut)
+        return blocked_recursion_by_kernels(given, precision, tiling)
 
     of_features = factors.transition.block_weight is not None
     if precision == "tf32" and of_features:

@@ -89,10 +89,12 @@ def test_steps_by_matrix_units_equal_those_without(kind: type, pieces: int) -> N
     """Vectors in three parts of bf16 lose nothing: tiles alone are rounded."""
     factors = moved_to(random_factors(kind, 18, batch=2, positions=6, states=19, width=12), DEVICE)
     size = 32 // pieces
-    without = replace(launch.cut_for(19, "bf16"), forward_rows=size, backward_columns=size)
+    without = replace(launch.tiling_for(19, "bf16"), forward_rows=size, backward_columns=size)
     found, expected = (
-        results(partial(blocked_recursion_by_kernels, precision="bf16", cut=cut), factors, cotangents_for(factors))
-        for cut in (replace(without, forward_parts=16, backward_parts=16), without)
+        results(
+            partial(blocked_recursion_by_kernels, precision="bf16", tiling=tiling), factors, cotangents_for(factors)
+        )
+        for tiling in (replace(without, forward_parts=16, backward_parts=16), without)
     )
     assert_close(found, {name: value.double() for name, value in expected.items()}, "highest")
 

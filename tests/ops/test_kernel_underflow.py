@@ -17,14 +17,14 @@ from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import BlockedFactors, blocked_recursion_by_kernels
 from vlhmm.ops.blocked_recursion import reference as blocked_reference
-from vlhmm.ops.recursion import Factors, cutting, dense, recursion_by_kernels, reference
+from vlhmm.ops.recursion import Factors, dense, recursion_by_kernels, reference, tilings
 from vlhmm.records import convert
 from vlhmm.transitions import SoftmaxTransition, TableTransition
 
 pytestmark = [pytest.mark.usefixtures("unwritten_is_nan"), pytest.mark.parametrize("device", DEVICES)]
 
-SMALL = cutting.Tiling(16, 16, 16, 4, 2)
-METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "cublas")
+SMALL = tilings.Tiling(16, 16, 16, 4, 2)
+METHODS: tuple[tilings.Method, ...] = ("resident", "persistent", "launches", "cublas")
 POSITIONS, STATES = 8, 5
 NEVER = -math.inf
 
@@ -72,7 +72,7 @@ LOST = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("factors", "lost"), LOST.values(), ids=LOST)
 def test_a_dense_kernel_tells_of_a_state_that_is_lost(
-    factors: Factors, lost: list[bool], method: cutting.Method, device: str, monkeypatch: pytest.MonkeyPatch
+    factors: Factors, lost: list[bool], method: tilings.Method, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = convert(factors, device=device, dtype=torch.float32)
     prepared = dense.prepare(moved.log_tiles[0], moved.log_inits, "highest")

@@ -62,7 +62,7 @@ def values(groups: list[Group]) -> dict[str, Tensor]:
 def test_every_tensor_of_some_steps_is_the_specifications(
     monkeypatch: pytest.MonkeyPatch, largest_norm: float, averaged: bool
 ) -> None:
-    monkeypatch.setattr(launch, "CUT", launch.MoveCut(block=128))
+    monkeypatch.setattr(launch, "TILING", launch.Tiling(block=128))
     monkeypatch.setattr(launch, "SQUARES_BLOCK", 64)
     monkeypatch.setattr(launch, "SQUARES_PROGRAMS", 3)
     monkeypatch.setattr(launch, "SMALL", 64)

@@ -17,13 +17,13 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from vlhmm.ops import recursion as op
-from vlhmm.ops.recursion import Factors, cutting, dense, product, recursion_by_kernels, reference
+from vlhmm.ops.recursion import Factors, dense, product, recursion_by_kernels, reference, tilings
 from vlhmm.precision import Precision
 from vlhmm.records import convert
 
 FLOATS = ("log_previous", "log_inits", "log_tiles", "log_emission")
-METHODS: tuple[cutting.Method, ...] = ("resident", "persistent", "launches", "cublas")
-SMALL = cutting.Tiling(16, 16, 16, 4, 2)
+METHODS: tuple[tilings.Method, ...] = ("resident", "persistent", "launches", "cublas")
+SMALL = tilings.Tiling(16, 16, 16, 4, 2)
 
 # For the value relative to log p(x), for gradients relative to the largest entry: bf16 keeps 8 bits, tf32 11.
 VALUE_TOLERANCE: dict[Precision, float] = {"bf16": 3e-4, "tf32": 3e-5, "highest": 1e-6}
@@ -84,14 +84,14 @@ def forward(
     factors: Factors,
     precision: Precision,
     keep: bool = True,
-    method: cutting.Method | None = None,
-    tiling: cutting.Tiling | None = None,
+    method: tilings.Method | None = None,
+    tiling: tilings.Tiling | None = None,
 ) -> dense.DenseRun:
     prepared = dense.prepare(factors.log_tiles[0], factors.log_inits, precision)
     return dense.forward(prepared, dense.text_of(factors), precision, keep=keep, method=method, tiling=tiling)
 
 
-def check(factors: Factors, precision: Precision, method: cutting.Method, tiling: cutting.Tiling | None) -> None:
+def check(factors: Factors, precision: Precision, method: tilings.Method, tiling: tilings.Tiling | None) -> None:
     single = convert(factors, dtype=torch.float32)
     cotangents = cotangents_of(factors)
     (token_log_probs, log_last), expected = gradients(by_reference, factors, cotangents)
@@ -118,7 +118,7 @@ def check(factors: Factors, precision: Precision, method: cutting.Method, tiling
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("batch", "positions", "states"), [(3, 5, 19), (1, 1, 5), (17, 2, 33)])
 def test_values_and_gradients_equal_the_reference(
-    batch: int, positions: int, states: int, method: cutting.Method
+    batch: int, positions: int, states: int, method: tilings.Method
 ) -> None:
     check(random_factors(states, batch, positions, states), "highest", method, SMALL)
 
@@ -135,9 +135,9 @@ def test_parts_of_the_initial_rows_gradient_are_added(monkeypatch: pytest.Monkey
     ("batch", "positions", "states"), [(200, 64, 512), (7, 65, 301), (1, 1, 5), (1, 9, 1), (40, 20, 1037), (3, 7, 2500)]
 )
 def test_on_a_gpu_values_and_gradients_equal_the_reference(
-    batch: int, positions: int, states: int, method: cutting.Method, precision: Precision
+    batch: int, positions: int, states: int, method: tilings.Method, precision: Precision
 ) -> None:
-    if method == "resident" and cutting.method_for(batch, states, torch.device("cuda"), precision) != method:
+    if method == "resident" and tilings.method_for(batch, states, torch.device("cuda"), precision) != method:
         pytest.skip("the programs cannot hold this tile")
     few = random_factors(states, min(batch, 7), positions, states, device="cuda")
     rows = torch.arange(batch, device="cuda") % few.lengths.shape[0]
@@ -186,26 +186,26 @@ def test_a_product_keeps_its_precision_whatever_the_process_reads(
 
 
 def test_the_library_multiplies_where_it_can_be_told_the_precision_of_one_product() -> None:
-    of = {one: cutting.method_for(200, 2048, torch.device("cpu"), one, in_graph=True) for one in VALUE_TOLERANCE}
+    of = {one: tilings.method_for(200, 2048, torch.device("cpu"), one, in_graph=True) for one in VALUE_TOLERANCE}
     assert of == {
         "bf16": "cublas" if product.PRODUCT_WIDENS else "persistent",
         "tf32": "persistent",
         "highest": "persistent",
     }
-    assert cutting.method_for(200, 10_000, torch.device("cpu"), "highest") == "launches"
+    assert tilings.method_for(200, 10_000, torch.device("cpu"), "highest") == "launches"
 
 
 def test_a_thread_without_cooperative_kernels_takes_none() -> None:
-    def methods() -> set[cutting.Method]:
+    def methods() -> set[tilings.Method]:
         sizes = itertools.product((1, 200), (4, 128, 512, 2048, 20_000), VALUE_TOLERANCE, (False, True))
         return {
-            cutting.method_for(size, states, torch.device("cpu"), precision, in_graph=in_graph)
+            tilings.method_for(size, states, torch.device("cpu"), precision, in_graph=in_graph)
             for size, states, precision, in_graph in sizes
         }
 
     assert "persistent" in methods()
-    with cutting.no_cooperative_kernels():
-        with cutting.no_cooperative_kernels():
+    with tilings.no_cooperative_kernels():
+        with tilings.no_cooperative_kernels():
             pass
         assert methods() <= {"cublas", "launches"}
         with ThreadPoolExecutor(1) as elsewhere:
@@ -257,7 +257,7 @@ def test_an_impossible_past_stays_impossible_over_a_restart() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_no_number_is_seen_and_waited_for_by_nobody(method: cutting.Method) -> None:
+def test_what_is_no_number_is_seen_and_waited_for_by_nobody(method: tilings.Method) -> None:
     factors = convert(random_factors(4, 2, 3, 5), dtype=torch.float32)
     log_tiles, log_previous = factors.log_tiles.clone(), factors.log_previous.clone()
     log_tiles[0, 1, 2] = log_previous[0, 3] = torch.nan
@@ -395,7 +395,7 @@ def all_but_vanishes() -> Factors:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("factors", [comes_back(), all_but_vanishes()], ids=["comes back", "all but vanishes"])
 def test_in_a_graph_what_float32_cannot_hold_makes_no_gradient_infinite_and_leaves_the_others_alone(
-    factors: Factors, method: cutting.Method, monkeypatch: pytest.MonkeyPatch
+    factors: Factors, method: tilings.Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op, "_in_capture", lambda device: True)
     monkeypatch.setattr(dense, "method_for", lambda *_: method)

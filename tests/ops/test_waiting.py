@@ -20,7 +20,7 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.ops import waiting
 from vlhmm.ops.max_product import dense as max_dense
 from vlhmm.ops.max_product import kernel as max_kernel
-from vlhmm.ops.recursion import Factors, cutting, dense, recursion_by_kernels
+from vlhmm.ops.recursion import Factors, dense, recursion_by_kernels, tilings
 from vlhmm.ops.recursion import kernel as recursion_kernel
 from vlhmm.ops.recursion.resident import kernel as resident_kernel
 from vlhmm.records import convert
@@ -66,7 +66,7 @@ def prepared_of(factors: Factors) -> tuple[dense.Prepared, dense.Text]:
     return dense.prepare(factors.log_tiles[0], factors.log_inits, "highest"), dense.text_of(factors)
 
 
-def never_meet(monkeypatch: pytest.MonkeyPatch, method: cutting.Method) -> None:
+def never_meet(monkeypatch: pytest.MonkeyPatch, method: tilings.Method) -> None:
     module = resident_kernel if method == "resident" else recursion_kernel
     for name in ("forward_steps", "backward_steps"):
         monkeypatch.setattr(module, name, Changed(getattr(module, name), uncounted=method != "resident"))
@@ -81,7 +81,7 @@ def never_meet(monkeypatch: pytest.MonkeyPatch, method: cutting.Method) -> None:
     [("resident", "forward recursion, resident tile"), ("persistent", "forward recursion")],
 )
 def test_a_forward_pass_whose_programs_do_not_meet_ends_with_an_error_and_no_number(
-    method: cutting.Method, operation: str, monkeypatch: pytest.MonkeyPatch
+    method: tilings.Method, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factors = single_factors()
     with monkeypatch.context() as broken:
@@ -103,7 +103,7 @@ def test_a_forward_pass_whose_programs_do_not_meet_ends_with_an_error_and_no_num
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("method", ["resident", "persistent"])
 def test_a_backward_pass_whose_programs_do_not_meet_gives_no_gradient(
-    method: cutting.Method, monkeypatch: pytest.MonkeyPatch
+    method: tilings.Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factors = single_factors()
     prepared, text = prepared_of(factors)
@@ -145,13 +145,13 @@ def test_a_program_that_owns_all_it_reads_waits_for_itself(states: int, monkeypa
 
 
 def test_a_thread_without_cooperative_kernels_takes_none_for_best_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "multiprocessors", lambda device: 8)
+    monkeypatch.setattr(tilings, "multiprocessors", lambda device: 8)
     device = torch.device("cuda")
-    assert cutting.meet(8, device)
-    assert not cutting.meet(9, device)
-    with cutting.no_cooperative_kernels():
-        assert not cutting.meet(8, device)
-    assert not cutting.meet(1, torch.device("cpu"))
+    assert tilings.meet(8, device)
+    assert not tilings.meet(9, device)
+    with tilings.no_cooperative_kernels():
+        assert not tilings.meet(8, device)
+    assert not tilings.meet(1, torch.device("cpu"))
 
 
 def cooperative(method: str, states: int) -> Factors:
@@ -162,7 +162,7 @@ def cooperative(method: str, states: int) -> Factors:
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize(("method", "states"), [("resident", 128), ("resident", 512), ("persistent", 300)])
 def test_on_a_gpu_programs_that_do_not_meet_end_with_an_error_and_no_number(
-    method: cutting.Method, states: int, in_graph: bool, monkeypatch: pytest.MonkeyPatch
+    method: tilings.Method, states: int, in_graph: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factors, device = cooperative(method, states), torch.device("cuda")
     precision = "bf16" if method == "resident" else "highest"

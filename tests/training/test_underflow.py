@@ -16,7 +16,7 @@ from torch import Tensor
 import vlhmm
 from vlhmm.models import Model, ModelSettings, build
 from vlhmm.ops import recursion as dense_recursion
-from vlhmm.ops.recursion.cutting import no_cooperative_kernels
+from vlhmm.ops.recursion.tilings import no_cooperative_kernels
 from vlhmm.support import blocked_support
 from vlhmm.training import step as step_module
 from vlhmm.training.run_folder import read_log

@@ -29,7 +29,7 @@ from vlhmm.ops.checked_tokens import Checked, checked_tokens
 from vlhmm.ops.emission.word_rows import launch as word_rows
 from vlhmm.ops.max_product import dense as max_dense
 from vlhmm.ops.max_product.dense import Moves
-from vlhmm.ops.recursion import cutting, dense
+from vlhmm.ops.recursion import dense, tilings
 from vlhmm.ops.recursion.dense import DenseRun, Prepared, Text
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.tables import Tables
@@ -83,9 +83,9 @@ class Fixed:
         emission = self.tables.log_emission
         return Text(emission, self.peaks, checked.tokens, checked.init_of, checked.lengths, no_past)
 
-    def method(self, text: Text, in_graph: bool) -> cutting.Method:
+    def method(self, text: Text, in_graph: bool) -> tilings.Method:
         tables = self.tables
-        return cutting.method_for(
+        return tilings.method_for(
             text.lengths.shape[0], tables.num_states, tables.device, tables.precision, in_graph=in_graph
         )
 

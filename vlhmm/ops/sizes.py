@@ -1,4 +1,4 @@
-"""Sizes of what programs take, by which launches cut their work."""
+"""Sizes of what programs take, by which launches tile their work."""
 
 from __future__ import annotations
 

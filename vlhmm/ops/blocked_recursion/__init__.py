@@ -21,7 +21,7 @@ from vlhmm.ops.transition_tiles import TransitionOperands
 from vlhmm.precision import Precision
 
 if TYPE_CHECKING:
-    from vlhmm.ops.blocked_recursion.launch import Cut
+    from vlhmm.ops.blocked_recursion.launch import Tiling
 
 __all__ = ["BlockedFactors", "BlockedRun", "blocked_recursion", "blocked_recursion_by_kernels"]
 
@@ -52,9 +52,9 @@ def blocked_recursion(factors: BlockedFactors, precision: Precision = "highest")
 
 
 def blocked_recursion_by_kernels(
-    factors: BlockedFactors, precision: Precision = "highest", cut: Cut | None = None
+    factors: BlockedFactors, precision: Precision = "highest", tiling: Tiling | None = None
 ) -> BlockedRun:
-    """The same by the Triton kernels, in float32; `cut` overrules how the work is cut into pieces."""
+    """The same by the Triton kernels, in float32; `tiling` overrules how the work is tiled into pieces."""
     transition = factors.transition
     row_term = None if transition.row_term is None else transition.row_term.float()
     out = transition.out.float() if transition.is_table else transition.out
@@ -71,7 +71,7 @@ def blocked_recursion_by_kernels(
         factors.states_of_group,
         transition.per_block,
         precision,
-        cut,
+        tiling,
         # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
         torch.is_grad_enabled() and out.requires_grad,
     )
@@ -102,7 +102,7 @@ class _BlockedRecursion(torch.autograd.Function):
         states_of_group: Tensor | None,
         per_block: bool,
         precision: Precision,
-        cut: Cut | None,
+        tiling: Tiling | None,
         with_mean: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         # Triton is needed here alone.
@@ -111,10 +111,10 @@ class _BlockedRecursion(torch.autograd.Function):
         inputs = (log_previous, log_inits, out, into, row_term, block_weight, block_bias, log_emission, *indices)
         factors = _rebuilt(inputs, states_of_group, per_block)
         # The tiles of a table are in float32 always.
-        cut = cut or launch.cut_for(factors.num_states, "highest" if into is None else precision)
+        tiling = tiling or launch.tiling_for(factors.num_states, "highest" if into is None else precision)
         packed = launch.operands(factors, precision)
         choice = launch.choice_of(factors, packed, precision, with_mean)
-        run = launch.forward(factors, packed, precision, cut, choice)
+        run = launch.forward(factors, packed, precision, tiling, choice)
         ctx.save_for_backward(
             *(*inputs, states_of_group),
             *(packed.out, packed.into, packed.barrier),
@@ -122,7 +122,7 @@ class _BlockedRecursion(torch.autograd.Function):
             *(run.weight, run.emission, run.alpha, run.totals),
             *(() if choice is None else vars(choice).values()),
         )
-        ctx.per_block, ctx.precision, ctx.cut = per_block, precision, cut
+        ctx.per_block, ctx.precision, ctx.tiling = per_block, precision, tiling
         ctx.mark_non_differentiable(run.underflow)
         ctx.set_materialize_grads(False)
         return run.token_log_probs, run.log_last, run.underflow
@@ -141,7 +141,9 @@ class _BlockedRecursion(torch.autograd.Function):
             launch.Run(*saved[16:24]),
         )
         choice = Choice(*saved[24:]) if saved[24:] else None
-        gradient = launch.backward(factors, packed, run, cotangents[0], cotangents[1], ctx.precision, ctx.cut, choice)
+        gradient = launch.backward(
+            factors, packed, run, cotangents[0], cotangents[1], ctx.precision, ctx.tiling, choice
+        )
         return (
             *(gradient.log_previous, gradient.log_inits, gradient.out, gradient.into),
             *(gradient.row_term, gradient.block_weight, gradient.block_bias, gradient.log_emission),

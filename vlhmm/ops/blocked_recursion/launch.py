@@ -1,4 +1,4 @@
-"""How the kernels of the blocked recursion are called: what is allocated, how the work is cut. Nothing here asks the
+"""How the kernels of the blocked recursion are called: what is allocated, how the work is tiled. Nothing here asks the
 device anything, so a CUDA graph can hold it all."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_STRETCH = 4
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """Sizes of the pieces, fixed by the number of states and the precision: nothing is tried out at run time."""
 
     states: int
@@ -62,7 +62,7 @@ class Cut:
     """About so many programs share the positions: one or two for each of a Hopper's 132 multiprocessors."""
 
 
-def cut_for(num_states: int, precision: Precision) -> Cut:
+def tiling_for(num_states: int, precision: Precision) -> Tiling:
     if num_states > MAX_STATES:
         raise ValueError(
             f"a group has {num_states} states, but the GPU kernels of the blocked recursion take at most "
@@ -76,45 +76,47 @@ def cut_for(num_states: int, precision: Precision) -> Cut:
     match precision:
         case "bf16":
             # The fastest on one H200 of those tried at 64, 128 and 256 states of 16 x 32 tokens, at 128 also of 32 x 64.
-            tile_cut = {"tile_rows": rows, "tile_width": width, "tile_warps": warps, "tile_stages": 3}
+            tile_sizes = {"tile_rows": rows, "tile_width": width, "tile_warps": warps, "tile_stages": 3}
             if states == 256:
-                tile_cut["tile_rows"] = 128
+                tile_sizes["tile_rows"] = 128
             if states == 512:
                 # With fewer than 64 rows the matrix units of a Hopper do not read operands where they lie.
-                tile_cut |= {"tile_rows": 64, "tile_width": 32, "tile_stages": 4}
+                tile_sizes |= {"tile_rows": 64, "tile_width": 32, "tile_stages": 4}
             if states <= 64:
-                tile_cut |= {"tile_width": 32, "tile_warps": 4, "tile_stages": 4}
-            sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_warps": 8}
+                tile_sizes |= {"tile_width": 32, "tile_warps": 4, "tile_stages": 4}
+            sum_sizes = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_warps": 8}
             if states <= 64:
-                sum_cut |= {"sum_width": 64, "sum_warps": 4}
-            sum_cut |= {"sum_stages": 5, "sum_programs": 264}
+                sum_sizes |= {"sum_width": 64, "sum_warps": 4}
+            sum_sizes |= {"sum_stages": 5, "sum_programs": 264}
         case "tf32":
-            tile_cut = {"tile_rows": rows, "tile_width": width // 2, "tile_warps": warps, "tile_stages": 3}
-            sum_cut = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_stages": 2}
-            sum_cut |= {"sum_warps": warps, "sum_programs": 132}
+            tile_sizes = {"tile_rows": rows, "tile_width": width // 2, "tile_warps": warps, "tile_stages": 3}
+            sum_sizes = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_stages": 2}
+            sum_sizes |= {"sum_warps": warps, "sum_programs": 132}
         case "highest":
             # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
-            tile_cut = {"tile_rows": min(rows, 32), "tile_width": 16, "tile_warps": warps, "tile_stages": 2}
-            sum_cut = {"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64, "sum_stages": 1}
-            sum_cut |= {"sum_warps": warps, "sum_programs": 132}
+            tile_sizes = {"tile_rows": min(rows, 32), "tile_width": 16, "tile_warps": warps, "tile_stages": 2}
+            sum_sizes = {"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64, "sum_stages": 1}
+            sum_sizes |= {"sum_warps": warps, "sum_programs": 132}
     # Pieces in float32 are 64 KB, of which shared memory has room for two beside the rest.
-    forward_cut = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
-    backward_cut = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
+    forward_sizes = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
+    backward_sizes = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
     if precision == "bf16" and 64 <= states <= 512:
         # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory, which holds
         # as many pieces as there are stages. The fastest of those tried; of 1,024 states pieces are too thin for them.
         piece, stages, step_warps = {64: (64, 3, 4), 128: (128, 4, 4), 256: (128, 3, 8), 512: (64, 3, 8)}[states]
-        forward_cut = {"forward_rows": piece, "forward_stages": stages, "forward_warps": step_warps}
-        backward_cut = {"backward_columns": piece, "backward_stages": stages, "backward_warps": step_warps}
-        forward_cut["forward_parts"] = backward_cut["backward_parts"] = 16
+        forward_sizes = {"forward_rows": piece, "forward_stages": stages, "forward_warps": step_warps}
+        backward_sizes = {"backward_columns": piece, "backward_stages": stages, "backward_warps": step_warps}
+        forward_sizes["forward_parts"] = backward_sizes["backward_parts"] = 16
         if states == 64:
-            backward_cut |= {"backward_warps": 2, "backward_stages": 5, "backward_parts": 8}
+            backward_sizes |= {"backward_warps": 2, "backward_stages": 5, "backward_parts": 8}
     elif states == 128:
-        backward_cut |= {"backward_columns": 64, "backward_warps": 4, "backward_stages": 5}
+        backward_sizes |= {"backward_columns": 64, "backward_warps": 4, "backward_stages": 5}
     elif states <= 64:
-        forward_cut |= {"forward_warps": 1, "forward_stages": 4}
-        backward_cut |= {"backward_warps": 2, "backward_stages": 4}
-    return Cut(states=states, **tile_cut, **forward_cut, **backward_cut, **sum_cut, sum_two=precision == "bf16")
+        forward_sizes |= {"forward_warps": 1, "forward_stages": 4}
+        backward_sizes |= {"backward_warps": 2, "backward_stages": 4}
+    return Tiling(
+        states=states, **tile_sizes, **forward_sizes, **backward_sizes, **sum_sizes, sum_two=precision == "bf16"
+    )
 
 
 @dataclass(frozen=True)
@@ -220,17 +222,17 @@ def choice_of(factors: BlockedFactors, packed: Operands, precision: Precision, w
 
 
 def forward(
-    factors: BlockedFactors, packed: Operands, precision: Precision, cut: Cut, choice: Choice | None = None
+    factors: BlockedFactors, packed: Operands, precision: Precision, tiling: Tiling, choice: Choice | None = None
 ) -> Run:
     batch, length, num_states = factors.log_emission.shape
     log_emission = factors.log_emission.contiguous()
     # Tiles of a table are read as they are: no product has rounded them.
     rounded = precision == "bf16" and not factors.transition.is_table
     tiles_type = torch.bfloat16 if rounded else torch.float32
-    tiles = log_emission.new_empty(batch, length, cut.states, cut.states, dtype=tiles_type)
+    tiles = log_emission.new_empty(batch, length, tiling.states, tiling.states, dtype=tiles_type)
     log_weight, weight, emission, alpha = (torch.empty_like(log_emission) for _ in range(4))
     check_messages = precision == "highest" or factors.transition.is_table
-    parts = cdiv(num_states, cut.forward_rows if factors.transition.is_table else cut.tile_rows)
+    parts = cdiv(num_states, tiling.forward_rows if factors.transition.is_table else tiling.tile_rows)
     least_of_tile = log_emission.new_empty(batch * length, parts)
     groups = (factors.source_group.contiguous(), factors.target_group.contiguous())
     row_term = factors.transition.row_term
@@ -238,12 +240,12 @@ def forward(
         choices.write_log_weights(packed.out, choice, log_weight)
     if factors.transition.is_table:
         log_prob = factors.transition.out.contiguous()
-        tiles_kernel.cut_tiles[(batch * length, parts)](
+        tiles_kernel.gather_tiles[(batch * length, parts)](
             *(log_prob, *groups, tiles, log_weight, least_of_tile, num_states, log_prob.shape[1]),
-            K_PAD=cut.states,
+            K_PAD=tiling.states,
             FILLED=filled(num_states),
-            ROWS=cut.forward_rows,
-            num_warps=cut.tile_warps,
+            ROWS=tiling.forward_rows,
+            num_warps=tiling.tile_warps,
         )
     else:
         width = packed.out.shape[1]
@@ -255,20 +257,20 @@ def forward(
             BLOCK_FACTORED=factors.transition.per_block,
             FIND_ZEROS=check_messages,
             PRODUCT=logit_product(precision),
-            K_PAD=cut.states,
+            K_PAD=tiling.states,
             FILLED=filled(num_states),
-            ROWS=cut.tile_rows,
+            ROWS=tiling.tile_rows,
             # Of a width that no larger piece divides.
-            BLOCK_H=min(cut.tile_width, width & -width),
-            num_warps=cut.tile_warps,
-            num_stages=cut.tile_stages,
+            BLOCK_H=min(tiling.tile_width, width & -width),
+            num_warps=tiling.tile_warps,
+            num_stages=tiling.tile_stages,
         )
     token_log_probs, log_shift, totals = (log_emission.new_empty(batch, length) for _ in range(3))
     init_of = factors.init_of.contiguous()
     least = log_emission.new_empty(batch, length, 3)
     kernel.exponentiate[(batch * length,)](
         *(log_weight, log_emission, factors.log_inits.contiguous(), init_of, weight, emission, log_shift),
-        *(least_of_tile, least, parts, num_states, cut.states, power_of_2(parts), check_messages),
+        *(least_of_tile, least, parts, num_states, tiling.states, power_of_2(parts), check_messages),
         num_warps=1,
     )
     log_last = log_emission.new_empty(batch, num_states)
@@ -277,13 +279,13 @@ def forward(
         *(tiles, weight, emission, log_shift, init_of),
         *(factors.log_previous.contiguous(), factors.lengths.contiguous(), least),
         *(token_log_probs, log_last, alpha, totals, underflow, length, num_states),
-        K_PAD=cut.states,
+        K_PAD=tiling.states,
         FILLED=filled(num_states),
-        ROWS=cut.forward_rows,
-        STAGES=cut.forward_stages,
-        PARTS=cut.forward_parts,
+        ROWS=tiling.forward_rows,
+        STAGES=tiling.forward_stages,
+        PARTS=tiling.forward_parts,
         CHECK_MESSAGES=check_messages,
-        num_warps=cut.forward_warps,
+        num_warps=tiling.forward_warps,
         num_stages=1,
     )
     return Run(token_log_probs, log_last, underflow, tiles, weight, emission, alpha, totals)
@@ -296,7 +298,7 @@ def backward(
     token_cotangent: Float[Tensor, "B T"] | None,
     last_cotangent: Float[Tensor, "B K"] | None,
     precision: Precision,
-    cut: Cut,
+    tiling: Tiling,
     choice: Choice | None = None,
 ) -> Gradient:
     """Gradients of outputs without a cotangent are skipped; training has one for the log-probabilities alone."""
@@ -317,12 +319,12 @@ def backward(
     cotangents = (token_cotangent.contiguous(), None if last_cotangent is None else last_cotangent.contiguous())
     kernel.backward[(batch,)](
         *(run.tiles, *vectors, lengths, *cotangents, mean, length, num_states),
-        K_PAD=cut.states,
+        K_PAD=tiling.states,
         FILLED=filled(num_states),
-        COLUMNS=cut.backward_columns,
-        STAGES=cut.backward_stages,
-        PARTS=cut.backward_parts,
-        num_warps=cut.backward_warps,
+        COLUMNS=tiling.backward_columns,
+        STAGES=tiling.backward_stages,
+        PARTS=tiling.backward_parts,
+        num_warps=tiling.backward_warps,
         num_stages=1,
     )
     kernel.conclude[(batch * length,)](
@@ -330,11 +332,11 @@ def backward(
         *(factors.log_previous.contiguous(), lengths, *cotangents, mean, sent, posterior, ratio),
         *(d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
         BLOCK_FACTORED=transition.per_block and choice is None,
-        K_PAD=cut.states,
-        num_warps=1 if cut.states <= 128 else 4,
+        K_PAD=tiling.states,
+        num_warps=1 if tiling.states <= 128 else 4,
     )
     if transition.into is None:
-        from_table = _table_gradient(factors, transition.out, run.tiles, sent, ratio, cut)
+        from_table = _table_gradient(factors, transition.out, run.tiles, sent, ratio, tiling)
         return Gradient(d_log_previous, d_log_inits, from_table, None, None, None, None, posterior)
     d_weight = d_bias = begun = None
     if choice is not None and d_row_term is not None:
@@ -348,7 +350,7 @@ def backward(
     order = choice.order if choice is not None else None
     order = order or group_order(factors.source_group.flatten(), factors.target_group.flatten())
     own, other, position = order.own, order.other, order.position
-    shared = (factors, run.tiles, sent, ratio, mean, precision, cut)
+    shared = (factors, run.tiles, sent, ratio, mean, precision, tiling)
     weight = None if choice is None else choice.weight
     sides = [(transition.out, packed.into, False, weight, begun), (transition.into, packed.out, True, None, None)]
     by_source, by_target = (
@@ -370,17 +372,17 @@ def _table_gradient(
     tiles: Float[Tensor, "B T K_pad K_pad"],
     sent: Float[Tensor, "B T K"],
     ratio: Float[Tensor, "B T K"],
-    cut: Cut,
+    tiling: Tiling,
 ) -> Float[Tensor, "Z Y"]:
     batch, length, num_states = factors.log_emission.shape
     gradient = torch.zeros_like(log_prob, memory_format=torch.contiguous_format)
-    tiles_kernel.add_tiles[(batch * length, cdiv(num_states, cut.forward_rows))](
+    tiles_kernel.add_tiles[(batch * length, cdiv(num_states, tiling.forward_rows))](
         *(tiles, sent, ratio, factors.source_group.contiguous(), factors.target_group.contiguous()),
         *(gradient, num_states, log_prob.shape[1]),
-        K_PAD=cut.states,
+        K_PAD=tiling.states,
         FILLED=filled(num_states),
-        ROWS=cut.forward_rows,
-        num_warps=cut.tile_warps,
+        ROWS=tiling.forward_rows,
+        num_warps=tiling.tile_warps,
     )
     return gradient
 
@@ -392,7 +394,7 @@ def _feature_gradient(
     ratio: Float[Tensor, "B T K"],
     mean: Float[Tensor, "B T K"],
     precision: Precision,
-    cut: Cut,
+    tiling: Tiling,
     own_group: Int[Tensor, " N"],
     other_group: Int[Tensor, " N"],
     order: Int[Tensor, " N"],
@@ -409,10 +411,10 @@ def _feature_gradient(
     the sums leave the registers once a stretch.
     """
     width, num_positions = _row_length(own_features), order.shape[0]
-    block_width = min(cut.sum_width, power_of_2(operand.shape[1]))
-    two = cut.sum_two and width > block_width
-    parts = cdiv(factors.num_states, cut.sum_rows), cdiv(width, 2 * block_width if two else block_width)
-    stretch = max(MIN_STRETCH, cdiv(num_positions * parts[0] * parts[1], cut.sum_programs))
+    block_width = min(tiling.sum_width, power_of_2(operand.shape[1]))
+    two = tiling.sum_two and width > block_width
+    parts = cdiv(factors.num_states, tiling.sum_rows), cdiv(width, 2 * block_width if two else block_width)
+    stretch = max(MIN_STRETCH, cdiv(num_positions * parts[0] * parts[1], tiling.sum_programs))
     gradient = begun
     if gradient is None:
         gradient = own_features.new_zeros(own_features.shape[0], width, dtype=torch.float32)
@@ -422,13 +424,13 @@ def _feature_gradient(
         BLOCK_FACTORED=factors.transition.per_block,
         BY_TARGET=by_target,
         PRECISION=product_precision(precision),
-        K_PAD=cut.states,
+        K_PAD=tiling.states,
         FILLED=filled(factors.num_states),
-        ROWS=cut.sum_rows,
-        INNER=cut.sum_inner,
+        ROWS=tiling.sum_rows,
+        INNER=tiling.sum_inner,
         BLOCK_H=block_width,
         TWO=two,
-        num_warps=cut.sum_warps,
-        num_stages=cut.sum_stages,
+        num_warps=tiling.sum_warps,
+        num_stages=tiling.sum_stages,
     )
     return gradient[:, : own_features.shape[1]]

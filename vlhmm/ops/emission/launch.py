@@ -1,4 +1,4 @@
-"""How the kernels of the emission are called: what is allocated, how the work is cut. Nothing here synchronises host and
+"""How the kernels of the emission are called: what is allocated, how the work is tiled. Nothing here synchronises host and
 device, so a CUDA graph can hold it all."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_WORDS = 256
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """Sizes of the pieces, fixed by the precision: nothing is tried out at run time."""
 
     states: int
@@ -48,15 +48,15 @@ class Cut:
     row_warps: int = 4
 
 
-def cut_for(precision: Precision) -> Cut:
+def tiling_for(precision: Precision) -> Tiling:
     match precision:
         case "bf16":
-            return Cut(states=128, features=128, inner=64, step_words=64, num_warps=8, num_stages=3)
+            return Tiling(states=128, features=128, inner=64, step_words=64, num_warps=8, num_stages=3)
         case "tf32":
-            return Cut(states=128, features=128, inner=32, step_words=32, num_warps=8, num_stages=3)
+            return Tiling(states=128, features=128, inner=32, step_words=32, num_warps=8, num_stages=3)
         case "highest":
             # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
-            return Cut(states=64, features=64, inner=16, step_words=16, num_warps=8, num_stages=2)
+            return Tiling(states=64, features=64, inner=16, step_words=16, num_warps=8, num_stages=2)
 
 
 def tiled_log_emission(
@@ -65,10 +65,10 @@ def tiled_log_emission(
     bias: Float[Tensor, " X"] | None,
     layout: WordLayout,
     precision: Precision,
-    cut: Cut | None = None,
+    tiling: Tiling | None = None,
 ) -> Float[Tensor, "X K"]:
     """`log_emission` of a partition by the kernels, in float32."""
-    result: Tensor = _TiledLogEmission.apply(emit, words, bias, layout, precision, cut or cut_for(precision))
+    result: Tensor = _TiledLogEmission.apply(emit, words, bias, layout, precision, tiling or tiling_for(precision))
     return result
 
 
@@ -81,13 +81,13 @@ class _TiledLogEmission(torch.autograd.Function):
         bias: Tensor | None,
         layout: WordLayout,
         precision: Precision,
-        cut: Cut,
+        tiling: Tiling,
     ) -> Tensor:
         emit, words = emit.contiguous(), words.contiguous()
         bias = None if bias is None else bias.contiguous()
-        log_prob = log_probs(emit, words, bias, layout, precision, cut)
+        log_prob = log_probs(emit, words, bias, layout, precision, tiling)
         ctx.save_for_backward(emit, words, log_prob)
-        ctx.layout, ctx.precision, ctx.cut = layout, precision, cut
+        ctx.layout, ctx.precision, ctx.tiling = layout, precision, tiling
         return log_prob
 
     @staticmethod
@@ -95,8 +95,10 @@ class _TiledLogEmission(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         emit, words, log_prob = ctx.saved_tensors
         with_emit, with_words, with_bias = ctx.needs_input_grad[:3]
-        d_logits, d_bias = logit_gradients(grad.contiguous(), log_prob, ctx.layout, ctx.precision, ctx.cut, with_bias)
-        settings = (ctx.layout, ctx.precision, ctx.cut)
+        d_logits, d_bias = logit_gradients(
+            grad.contiguous(), log_prob, ctx.layout, ctx.precision, ctx.tiling, with_bias
+        )
+        settings = (ctx.layout, ctx.precision, ctx.tiling)
         d_words = word_gradients(d_logits, emit, *settings) if with_words else None
         d_emit = emit_gradients(d_logits, words, *settings) if with_emit else None
         return d_emit, d_words, d_bias, None, None, None
@@ -108,11 +110,11 @@ def log_probs(
     bias: Float[Tensor, " X"] | None,
     layout: WordLayout,
     precision: Precision,
-    cut: Cut,
+    tiling: Tiling,
 ) -> Float[Tensor, "X K"]:
     num_words, width = words.shape
     num_states, num_tiles = emit.shape[0] // layout.spans.shape[0], layout.tiles.shape[0]
-    block_states = block_size(num_states, cut.states, least=16)
+    block_states = block_size(num_states, tiling.states, least=16)
     log_prob = words.new_empty(num_words, num_states)
     tile_log_sum = words.new_empty(num_tiles, num_states)
     kernel.make_logits[num_tiles, cdiv(num_states, block_states)](
@@ -123,18 +125,18 @@ def log_probs(
         PRODUCT=logit_product(precision),
         TILE_WORDS=layout.tile_words,
         BLOCK_K=block_states,
-        BLOCK_H=block_size(width, cut.inner, least=16),
-        num_warps=cut.num_warps,
-        num_stages=cut.num_stages,
+        BLOCK_H=block_size(width, tiling.inner, least=16),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )
     if _one_group(layout):
         return log_prob.sub_(tile_log_sum.logsumexp(0))
-    row_states = block_size(num_states, cut.row_states, least=16)
-    kernel.normalize[num_tiles, cdiv(layout.tile_words, cut.row_words), cdiv(num_states, row_states)](
+    row_states = block_size(num_states, tiling.row_states, least=16)
+    kernel.normalize[num_tiles, cdiv(layout.tile_words, tiling.row_words), cdiv(num_states, row_states)](
         *(log_prob, layout.words, layout.tiles, tile_log_sum, num_states),
-        ROWS=cut.row_words,
+        ROWS=tiling.row_words,
         BLOCK_K=row_states,
-        num_warps=cut.row_warps,
+        num_warps=tiling.row_warps,
     )
     return log_prob
 
@@ -144,64 +146,68 @@ def logit_gradients(
     log_prob: Float[Tensor, "X K"],
     layout: WordLayout,
     precision: Precision,
-    cut: Cut,
+    tiling: Tiling,
     with_bias: bool,
 ) -> tuple[Float[Tensor, "X K"], Float[Tensor, " X"] | None]:
     """In the order of the layout; that of the bias in the order of words."""
     num_words, num_states = grad.shape
     num_tiles = layout.tiles.shape[0]
-    sum_states = block_size(num_states, cut.sum_states, least=16)
+    sum_states = block_size(num_states, tiling.sum_states, least=16)
     tile_sum = grad.new_empty(num_tiles, num_states)
     kernel.sum_tile[num_tiles, cdiv(num_states, sum_states)](
         *(grad, layout.words, layout.tiles, tile_sum, num_states),
         TILE_WORDS=layout.tile_words,
         BLOCK_K=sum_states,
-        num_warps=cut.row_warps,
+        num_warps=tiling.row_warps,
     )
     if _one_group(layout):
         tile_sum = tile_sum.sum(0, keepdim=True)
     # Matrix products alone read it.
     d_logits = grad.new_empty(num_words, num_states, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     d_bias = grad.new_empty(num_words) if with_bias else None
-    kernel.make_d_logits[num_tiles, cdiv(layout.tile_words, cut.row_words)](
+    kernel.make_d_logits[num_tiles, cdiv(layout.tile_words, tiling.row_words)](
         *(grad, log_prob, layout.words, layout.tiles, tile_sum, d_logits),
         *(grad if d_bias is None else d_bias, num_states),
         WITH_BIAS=with_bias,
         SUMMED=_one_group(layout),
-        ROWS=cut.row_words,
-        BLOCK_K=block_size(num_states, cut.row_states, least=16),
-        num_warps=cut.row_warps,
+        ROWS=tiling.row_words,
+        BLOCK_K=block_size(num_states, tiling.row_states, least=16),
+        num_warps=tiling.row_warps,
     )
     return d_logits, d_bias
 
 
 def word_gradients(
-    d_logits: Float[Tensor, "X K"], emit: Float[Tensor, "Z H"], layout: WordLayout, precision: Precision, cut: Cut
+    d_logits: Float[Tensor, "X K"], emit: Float[Tensor, "Z H"], layout: WordLayout, precision: Precision, tiling: Tiling
 ) -> Float[Tensor, "X H"]:
     num_words, num_states = d_logits.shape
     width = emit.shape[1]
-    block_features = block_size(width, cut.features, least=16)
+    block_features = block_size(width, tiling.features, least=16)
     d_words = emit.new_empty(num_words, width)
     kernel.make_d_words[layout.tiles.shape[0], cdiv(width, block_features)](
         *(d_logits, emit, layout.words, layout.tiles, d_words, num_states, width),
         PRECISION=precision,
         PRODUCT=_product(precision),
         TILE_WORDS=layout.tile_words,
-        BLOCK_K=block_size(num_states, cut.inner, least=16),
+        BLOCK_K=block_size(num_states, tiling.inner, least=16),
         BLOCK_H=block_features,
-        num_warps=cut.num_warps,
-        num_stages=cut.num_stages,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )
     return d_words
 
 
 def emit_gradients(
-    d_logits: Float[Tensor, "X K"], words: Float[Tensor, "X H"], layout: WordLayout, precision: Precision, cut: Cut
+    d_logits: Float[Tensor, "X K"],
+    words: Float[Tensor, "X H"],
+    layout: WordLayout,
+    precision: Precision,
+    tiling: Tiling,
 ) -> Float[Tensor, "Z H"]:
     num_states, width = d_logits.shape[1], words.shape[1]
     block_states, block_features = (
-        block_size(num_states, cut.states, least=16),
-        block_size(width, cut.features, least=16),
+        block_size(num_states, tiling.states, least=16),
+        block_size(width, tiling.features, least=16),
     )
     grid = cdiv(num_states, block_states), cdiv(width, block_features)
     # One group's few programs would walk over the whole vocabulary: parts of it are taken for groups, and added up.
@@ -211,11 +217,11 @@ def emit_gradients(
         *(d_logits, words, layout.words, spans, d_emit, num_states, width),
         PRECISION=precision,
         PRODUCT=_product(precision),
-        STEP_WORDS=cut.step_words,
+        STEP_WORDS=tiling.step_words,
         BLOCK_K=block_states,
         BLOCK_H=block_features,
-        num_warps=cut.num_warps,
-        num_stages=cut.num_stages,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )
     return d_emit.view(-1, num_states, width).sum(0) if _one_group(layout) else d_emit
 

@@ -1,4 +1,4 @@
-"""Max-product when every position takes the one tile, on a GPU: what is allocated, and how the work is cut."""
+"""Max-product when every position takes the one tile, on a GPU: what is allocated, and how the work is tiled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 from vlhmm.ops import waiting
 from vlhmm.ops.max_product import kernel
 from vlhmm.ops.max_product.kept import KeptScores
-from vlhmm.ops.recursion.cutting import meet
 from vlhmm.ops.recursion.factors import Factors
+from vlhmm.ops.recursion.tilings import meet
 from vlhmm.ops.sizes import cdiv, power_of_2
 
 

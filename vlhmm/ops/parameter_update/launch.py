@@ -25,14 +25,14 @@ SQUARES_BLOCK, SQUARES_PROGRAMS = 4096, 1056
 
 
 @dataclass(frozen=True)
-class MoveCut:
-    """How `move` is cut: 1024 numbers of 4 warps are two loads of 16 bytes a thread for each of five tensors."""
+class Tiling:
+    """How `move` is tiled: 1024 numbers of 4 warps are two loads of 16 bytes a thread for each of five tensors."""
 
     block: int = 1024
     num_warps: int = 4
 
 
-CUT = MoveCut()
+TILING = Tiling()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def update(
         kernel.count[(len(batch.members),)](
             tuple(one.step for one in batch.members), corrections, adam.beta1, adam.beta2, num_warps=1
         )
-        move(batch, own, corrections, adam, factor, average_weight, CUT)
+        move(batch, own, corrections, adam, factor, average_weight, TILING)
     return norm
 
 
@@ -106,11 +106,11 @@ def move(
     adam: AdamW,
     factor: Float[Tensor, ""],
     average_weight: Float[Tensor, ""],
-    cut: MoveCut,
+    tiling: Tiling,
 ) -> None:
     parameters = tuple(one.parameter for one in batch.members)
     averages = tuple(one.average for one in batch.members if one.average is not None)
-    kernel.move[(cdiv(batch.sizes[0], cut.block), len(parameters))](
+    kernel.move[(cdiv(batch.sizes[0], tiling.block), len(parameters))](
         *(parameters, gradients, tuple(one.exp_avg for one in batch.members)),
         *(tuple(one.exp_avg_sq for one in batch.members), averages or parameters, batch.sizes),
         *(corrections, batch.rate, factor, average_weight),
@@ -119,6 +119,6 @@ def move(
         BETA2=adam.beta2,
         EPS=adam.eps,
         AVERAGED=bool(averages),
-        BLOCK=cut.block,
-        num_warps=cut.num_warps,
+        BLOCK=tiling.block,
+        num_warps=tiling.num_warps,
     )

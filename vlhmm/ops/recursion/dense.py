@@ -1,5 +1,5 @@
-"""The recursion when every position takes the one tile, on a GPU: what is allocated and launched; `cutting` says how
-the work is cut, and which kernel does it.
+"""The recursion when every position takes the one tile, on a GPU: what is allocated and launched; `tilings` says how
+the work is tiled, and which kernel does it.
 
 Up to about a thousand states one persistent kernel a direction walks over time and keeps the tile on the chip; up to a few thousand
 another reads the tile anew at each step. With more of them the product of a step outweighs its launch, and is left to cuBLAS.
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from vlhmm.ops import waiting
 from vlhmm.ops.recursion import kernel
-from vlhmm.ops.recursion.cutting import Method, Tiling, method_for, tiling_for
 from vlhmm.ops.recursion.ends import kernel as ends
 from vlhmm.ops.recursion.exponentials import kernel as factors_kernel
 from vlhmm.ops.recursion.factors import Factors
 from vlhmm.ops.recursion.product import product
 from vlhmm.ops.recursion.resident import kernel as resident
 from vlhmm.ops.recursion.scaled import Gradient
+from vlhmm.ops.recursion.tilings import Method, Tiling, method_for, tiling_for
 from vlhmm.ops.sizes import cdiv, multiprocessors, power_of_2
 from vlhmm.precision import Precision
 

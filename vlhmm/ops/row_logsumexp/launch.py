@@ -1,4 +1,4 @@
-"""How the kernels of `row_logsumexp` are called: what is allocated, how the work is cut. Nothing here synchronises host and device,
+"""How the kernels of `row_logsumexp` are called: what is allocated, how the work is tiled. Nothing here synchronises host and device,
 so a CUDA graph can hold it all."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlhmm.precision import Precision
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut: a program keeps `rows` of one operand and streams tiles of `columns` of the other."""
+    """How the work is tiled: a program keeps `rows` of one operand and streams tiles of `columns` of the other."""
 
     rows: int
     columns: int
@@ -176,8 +176,8 @@ def grad_into(
     num_splits: int | None = None,
 ) -> Float[Tensor, "Y H"]:
     """sum_z grad_z p(y | z) out_z, and to it the gradient that `others` gave."""
-    cut = {"precision": precision, "tiles": tiles, "num_splits": num_splits}
-    return grad_into_and_bias(out, into, None, log_sum, grad, others, **cut)[0]  # type: ignore[arg-type]
+    tiling = {"precision": precision, "tiles": tiles, "num_splits": num_splits}
+    return grad_into_and_bias(out, into, None, log_sum, grad, others, **tiling)[0]  # type: ignore[arg-type]
 
 
 def grad_into_and_bias(

@@ -28,7 +28,7 @@ def gather(
     row_width = width if per_block is None else 2 * width
     rows = torch.empty(states.shape[0], row_width, dtype=per_state.dtype, device=per_state.device)
     place = torch.empty(num_states, dtype=torch.int32, device=per_state.device)
-    grid, tile = _cut(states.shape[0], width)
+    grid, tile = _tiled(states.shape[0], width)
     sizes = num_states, states_per_block, states.shape[0], num_first, width
     kernel.copy_rows[grid](per_state, per_block, states, rows, place, *sizes, **tile, num_warps=4)
     return rows, place
@@ -48,7 +48,7 @@ def spread(
     width = row_width - left
     grad, grad_first = (None if each is None else each.contiguous()[:, left:] for each in (grad, grad_first))
     per_state = torch.empty(num_states, width, dtype=torch.float32, device=place.device)
-    grid, tile = _cut(num_states, width)
+    grid, tile = _tiled(num_states, width)
     sizes = num_states, num_first, width, row_width
     kernel.write_rows[grid](grad, grad_first, states, place, per_state, *sizes, **tile, num_warps=4)
     _add_others(per_state, grad, states, num_states, num_first, row_width)
@@ -92,12 +92,12 @@ def _add_others(
     num_others, (num_rows, width) = states.shape[0] - num_first, table.shape
     if grad is None or num_others == 0:
         return
-    grid, tile = _cut(num_others, width)
+    grid, tile = _tiled(num_others, width)
     sizes = num_states, num_states // num_rows, num_others, width, row_width
     kernel.add_rows[grid](grad[num_first:], states[num_first:], table, *sizes, **tile, num_warps=4)
 
 
-def _cut(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _tiled(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The programs, and how many rows and columns each of them takes."""
     columns = block_size(width, MAX_COLUMNS)
     rows = TILE_NUMBERS // columns

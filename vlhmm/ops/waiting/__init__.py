@@ -73,7 +73,7 @@ def check(device: torch.device) -> None:
     raise DeviceWaitError(
         f"programs of a cooperative kernel on {device} reached the bound of a wait for one another ({'; '.join(told)}; bound {MAX_POLLS:,} polls). "
         "Its output is not valid. Most likely not all of its programs were on the device at once. Run the same within "
-        "vlhmm.ops.recursion.cutting.no_cooperative_kernels(), which launches a kernel for each position; "
+        "vlhmm.ops.recursion.tilings.no_cooperative_kernels(), which launches a kernel for each position; "
         "continue a training with --resume"
     )
 

@@ -69,27 +69,27 @@ def forward(
     bias[: weight.num_rows] = block_bias
     tiles = row_logsumexp.tiling(out.width, precision)
     # There are many rows and few columns: parts of these would only have to be joined.
-    cut = {"precision": precision, "tiles": tiles, "num_splits": 1}
-    log_sum, mean = row_logsumexp.forward(out, weight, with_mean=with_mean, bias=bias, **cut)  # type: ignore[arg-type]
+    tiling = {"precision": precision, "tiles": tiles, "num_splits": 1}
+    log_sum, mean = row_logsumexp.forward(out, weight, with_mean=with_mean, bias=bias, **tiling)  # type: ignore[arg-type]
     return Choice(weight.features, weight.barrier, bias, log_sum, mean, order.own, order.other, order.position)
 
 
 def write_log_weights(out: Float[Tensor, "Z width"], choice: Choice, log_weight: Float[Tensor, "B T K"]) -> None:
     """The log-probability of each position's target block for each state it is left from."""
     num_states, num_positions = log_weight.shape[2], choice.position.shape[1]
-    programs, cut = _cut(num_positions, num_states, out.shape[1])
+    programs, tiling = _tiled(num_positions, num_states, out.shape[1])
     kernel.log_weights[programs](
         *(out, choice.weight, choice.bias, choice.log_sum, choice.position[0], choice.own[0], choice.other[0]),
         *(log_weight, num_positions, num_states),
-        **cut,
+        **tiling,
     )
 
 
-def _cut(num_positions: int, num_states: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _tiled(num_positions: int, num_states: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     padded = power_of_2(width)
     rows = max(1, min(power_of_2(num_states), TILE_NUMBERS // padded))
-    cut = {"WIDTH": width, "WIDTH_PAD": padded, "ROWS": rows, "STRETCH": STRETCH, "num_warps": 8}
-    return (cdiv(num_positions, STRETCH), cdiv(num_states, rows)), cut
+    tiling = {"WIDTH": width, "WIDTH_PAD": padded, "ROWS": rows, "STRETCH": STRETCH, "num_warps": 8}
+    return (cdiv(num_positions, STRETCH), cdiv(num_states, rows)), tiling
 
 
 def begin_gradient(
@@ -129,7 +129,7 @@ def backward(
     )
     assert d_bias is not None
     num_states, num_positions = sent.shape[2], choice.position.shape[1]
-    programs, by = _cut(num_positions, num_states, out.shape[1])
+    programs, by = _tiled(num_positions, num_states, out.shape[1])
     kernel.add_up[programs](
         *(out, sent, mean, choice.position[0], choice.own[0], choice.other[0], d_weight, d_bias),
         *(num_positions, num_states, num_features),

@@ -5,7 +5,7 @@ these kernels, and `blocked_recursion/kernel.py` says what the letters mean.
     make_tiles   a program a tile      S = exp(out in^T), each row shifted or normalised, and the log weight of each row
     accumulate   a program a stretch of positions  the gradient of the features: tile gradient times the other features
 
-Where the transition is a table, `cut_tiles` and `add_tiles` stand for these.
+Where the transition is a table, `gather_tiles` and `add_tiles` stand for these.
 
 K_PAD is K rounded up to a power of two, FILLED to a multiple of 16: up to there S has rows and columns, 0 from K on, and behind
 them nothing is written or read; in vectors the padding is masked. Addresses are int64. `states` is the table of each group's
@@ -132,7 +132,7 @@ def make_tiles(
 
 @triton.jit
 @no_type_check
-def cut_tiles(
+def gather_tiles(
     log_prob,
     source_group,
     target_group,

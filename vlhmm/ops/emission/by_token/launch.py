@@ -1,4 +1,4 @@
-"""How the kernels of the tokens' emission are called: what is allocated, how the work is cut. Nothing here synchronises host and
+"""How the kernels of the tokens' emission are called: what is allocated, how the work is tiled. Nothing here synchronises host and
 device, so a CUDA graph can hold it all."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Ways to cut the kernels of a block-factored training step: each kernel's time by each, checked against float64.
+"""Tilings of the kernels of a block-factored training step: each kernel's time by each, checked against float64.
 
-What `vlhmm.ops.blocked_recursion.launch.cut_for` says of a number of states was the fastest of those tried on one GPU; here they are
+What `vlhmm.ops.blocked_recursion.launch.tiling_for` says of a number of states was the fastest of those tried on one GPU; here they are
 tried on another. Kernels are independent of one another, so a run tries one way of each at once.
 """
 
@@ -36,7 +36,7 @@ VALUE_ERROR, GRADIENT_ERROR = 3e-4, 2e-2
 """The largest of bf16, relative: of log p of a sequence, and of a gradient by its norm."""
 
 Change = dict[str, int | bool]
-"""Fields of a cut, and other values for them."""
+"""Fields of a tiling, and other values for them."""
 
 STEPS: dict[int, list[tuple[int, int, int]]] = {
     128: [(128, 4, 4), (128, 3, 8), (64, 5, 4)],
@@ -64,8 +64,8 @@ MOVES = [(1024, 4), (2048, 4), (2048, 8), (4096, 8), (512, 4)]
 
 
 @dataclass(frozen=True)
-class Cutting:
-    """One way to cut one kernel."""
+class Tried:
+    """One tiling of one kernel."""
 
     work: str
     kernel: str
@@ -139,8 +139,8 @@ def by_kernels(precision: Precision, changes: Change) -> Callable[[BlockedFactor
     from vlhmm.ops.blocked_recursion import launch
 
     def run(factors: BlockedFactors) -> Tensor:
-        cut = replace(launch.cut_for(factors.num_states, precision), **changes)  # type: ignore[arg-type]
-        return blocked_recursion_by_kernels(factors, precision, cut).token_log_probs
+        tiling = replace(launch.tiling_for(factors.num_states, precision), **changes)  # type: ignore[arg-type]
+        return blocked_recursion_by_kernels(factors, precision, tiling).token_log_probs
 
     return run
 
@@ -200,11 +200,11 @@ def _rounds(states: int) -> list[dict[str, Change]]:
     return [dict(zip(ways, tried, strict=True)) for tried in zip_longest(*ways.values(), fillvalue={})]
 
 
-def cuttings(work: Step, device: torch.device, quick: bool, precision: Precision) -> list[Cutting]:
+def step_tilings(work: Step, device: torch.device, quick: bool, precision: Precision) -> list[Tried]:
     sizes = step_sizes(work, quick)
     factors = factors_of(sizes, device)
     exact = in_float64(factors)
-    found = list[Cutting]()
+    found = list[Tried]()
     for number, tried in enumerate(_rounds(sizes.kept)):
         # A kernel that has no more ways goes on in the one in use.
         asked = {kernel: change for kernel, change in tried.items() if change or number == 0}
@@ -216,9 +216,9 @@ def cuttings(work: Step, device: torch.device, quick: bool, precision: Precision
         times = _microseconds(partial(results, by_kernels(precision, together), factors), device)
         for kernel, change in asked.items():
             if messages[kernel]:
-                found.append(Cutting(work, kernel, change, None, None, messages[kernel]))
+                found.append(Tried(work, kernel, change, None, None, messages[kernel]))
             else:
-                found.append(Cutting(work, kernel, change, times.get(kernel), error))
+                found.append(Tried(work, kernel, change, times.get(kernel), error))
     return found
 
 
@@ -231,7 +231,7 @@ def _fails(factors: BlockedFactors, precision: Precision, change: Change) -> str
     return ""
 
 
-def move_cuttings(work: Step, device: torch.device, quick: bool) -> list[Cutting]:
+def update_tilings(work: Step, device: torch.device, quick: bool) -> list[Tried]:
     """The update of one tensor as large as the state embeddings, against its specification."""
     from vlhmm.ops.parameter_update import AdamW, Group, Moved, launch
     from vlhmm.ops.parameter_update import reference as specification
@@ -248,10 +248,10 @@ def move_cuttings(work: Step, device: torch.device, quick: bool) -> list[Cutting
 
     exact = group(torch.float64)
     specification.update([exact], adam, 5.0, weight)
-    found, in_use = list[Cutting](), launch.CUT
+    found, in_use = list[Tried](), launch.TILING
     try:
         for block, warps in MOVES[:2] if quick else MOVES:
-            launch.CUT = launch.MoveCut(block, warps)
+            launch.TILING = launch.Tiling(block, warps)
             ours = group(torch.float32)
             launch.update([ours], adam, 5.0, weight)
             worst = 0.0
@@ -259,10 +259,10 @@ def move_cuttings(work: Step, device: torch.device, quick: bool) -> list[Cutting
                 mine, theirs = (getattr(one.members[0], name).double() for one in (ours, exact))
                 worst = max(worst, float((mine - theirs).abs().max() / theirs.abs().max()) / 1e-6)
             times = _microseconds(partial(launch.update, [ours], adam, 5.0, weight), device)
-            change: Change = {} if in_use == launch.CUT else {"block": block, "num_warps": warps}
-            found.append(Cutting(work, "move", change, times.get("move"), worst))
+            change: Change = {} if in_use == launch.TILING else {"block": block, "num_warps": warps}
+            found.append(Tried(work, "move", change, times.get("move"), worst))
     finally:
-        launch.CUT = in_use
+        launch.TILING = in_use
     return found
 
 
@@ -290,10 +290,10 @@ def _microseconds(call: Callable[[], Any], device: torch.device) -> dict[str, fl
     return {name: median(times) for name, times in by_name.items()}
 
 
-def cutting_table(found: list[Cutting]) -> Table:
+def tiling_table(found: list[Tried]) -> Table:
     """By kernel, the fastest that is right marked."""
-    shown = Table(title="ways to cut the kernels; an error of 1 is the largest allowed")
-    for heading in ("work", "kernel", "cut"):
+    shown = Table(title="tilings of the kernels; an error of 1 is the largest allowed")
+    for heading in ("work", "kernel", "tiling"):
         shown.add_column(heading)
     for heading in ("us", "error"):
         shown.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""How the work of the dense recursion is cut on a GPU: which kernel walks over time, and what one of its programs makes."""
+"""How the work of the dense recursion is tiled on a GPU: which kernel walks over time, and what one of its programs makes."""
 
 from __future__ import annotations
 
