@@ -29,7 +29,6 @@ _OF_TYPE: Final = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-_TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
 _COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const", "type")
 _KNOWN: Final = ANNOTATIONS.union(_COMBINING, *_OF_TYPE.values())
 _WITHOUT_EFFECT: Final = {"uniqueItems": False, "unevaluatedProperties": False, "unevaluatedItems": False}
