@@ -17,16 +17,9 @@ from experiments.hmm_training import name_of, shared_blocks, watched
 from experiments.measure import Measured
 from experiments.row_events import SAVE_SECONDS, Place, RowStopped, Training, TrainingEvent, Working
 from vlhmm.data import Corpus
-from vlhmm.distillation.stages import (
-    MIXTURE,
-    SAMPLES,
-    TEACHER,
-    StageEvent,
-    Taught,
-    teacher_and_samples,
-    teaching,
-    told_of_stages,
-)
+from vlhmm.distillation.stage_records import MIXTURE, SAMPLES, TEACHER, StageEvent, Taught
+from vlhmm.distillation.stages import teaching, told_of_stages
+from vlhmm.distillation.teacher_stages import teacher_and_samples
 from vlhmm.progress import Note, Progress
 from vlhmm.training.gradient import training
 from vlhmm.training.presets import Recipe

@@ -25,7 +25,7 @@ from vlhmm.control import (
     regex,
     words,
 )
-from vlhmm.control.constraints import MAX_COUNT
+from vlhmm.control.count_constraints import MAX_COUNT, Words
 from vlhmm.control.minimise import minimised
 from vlhmm.control.operations import MAX_STATES_BETWEEN
 from vlhmm.control.regex import MAX_PATTERN, pattern_automaton
@@ -200,7 +200,7 @@ def test_words_in_order_take_a_state_each() -> None:
 def test_counts_end_where_they_should(constraint: Constraint, low: int | None, high: int | None) -> None:
     automaton = constraint.compile(ASCII, time_limit=None)
     if low is None or high is None:
-        assert isinstance(constraint, vlhmm.control.constraints.Words)
+        assert isinstance(constraint, Words)
         low, high = constraint.at_least, constraint.at_most or 0
         for number in (low - 1, low, high, high + 1):
             assert automaton.accepts(b"x " * number) == (low <= number <= high)

@@ -18,9 +18,10 @@ import vlhmm
 from vlhmm import HMM
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.best import best_constrained
-from vlhmm.control.constraints import contains, excludes, words
 from vlhmm.control.controlled import ControlledHMM
+from vlhmm.control.count_constraints import words
 from vlhmm.control.generate import Choice, LookaheadCache, sample_constrained
+from vlhmm.control.phrase_constraints import contains, excludes
 from vlhmm.control.possible import ImpossibleConstraintError
 from vlhmm.control.product import lookahead
 from vlhmm.control.tokens import ConstrainedTokens

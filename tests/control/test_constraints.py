@@ -30,7 +30,10 @@ from vlhmm.control import (
     starts_with,
     words,
 )
-from vlhmm.control.constraints import MAX_COUNT, AllOf, AnyOf, Length, Not, Phrases, Regex, Words
+from vlhmm.control.constraints import AllOf, AnyOf, Not
+from vlhmm.control.count_constraints import MAX_COUNT, Length, Words
+from vlhmm.control.pattern_constraints import Regex
+from vlhmm.control.phrase_constraints import Phrases
 from vlhmm.data import load_tokenizer, word_tokenizer
 
 SUBWORDS = TokenTexts((b"a", b"b", b" ", b"ab", b" a", "é".encode(), b"\xc3", b"\xa9", "“".encode(), None))

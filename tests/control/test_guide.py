@@ -19,8 +19,9 @@ from torch import Tensor
 
 import vlhmm
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.constraints import contains, contains_all, excludes, length, starts_with
+from vlhmm.control.count_constraints import length
 from vlhmm.control.guide import Guide
+from vlhmm.control.phrase_constraints import contains, contains_all, excludes, starts_with
 from vlhmm.control.possible import ImpossibleConstraintError
 from vlhmm.hmm import HMM
 from vlhmm.inference.errors import ImpossibleTextError

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 import vlhmm
 from vlhmm.data import word_tokenizer
 from vlhmm.data.sentencepiece import convert_sentencepiece
-from vlhmm.data.tokenizer import load_tokenizer
+from vlhmm.data.tokenizer_files import load_tokenizer
 
 UGLY = [
     "",

@@ -16,7 +16,8 @@ import vlhmm
 from vlhmm.baselines import AWDLSTMSettings, LSTMSettings, NeuralScorer, build_baseline
 from vlhmm.baselines.folder import load_baseline, save_baseline
 from vlhmm.data import Tokens, load_corpus
-from vlhmm.distillation.stages import MIXTURE, SAMPLES, TEACHER, mixture
+from vlhmm.distillation.stage_records import MIXTURE, SAMPLES, TEACHER
+from vlhmm.distillation.stages import mixture
 from vlhmm.distillation.teachers.continuations import ContinuationSettings, baseline_writer, draw_continuations
 from vlhmm.progress import result_of
 from vlhmm.reports import Plan, as_json, read_plan, train_and_report, training_run

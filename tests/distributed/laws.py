@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import vlhmm.distributed
+import vlhmm.distributed.collectives
 from vlhmm.distributed import (
     SentTensors,
     World,
@@ -43,7 +43,7 @@ def all_hold(here: World) -> None:
     assert sum_in_order(torch.tensor(here.rank), here).item() == sum(range(here.size))
     assert sum_in_order(torch.empty(0, 2), here).shape == (0, 2)
     # A view with gaps, larger than what is summed at once.
-    vlhmm.distributed.SUMMED_AT_ONCE = 4
+    vlhmm.distributed.collectives.SUMMED_AT_ONCE = 4
     wide = torch.arange(22.0).view(2, 11)[:, ::2] * (here.rank + 1)
     assert torch.equal(sum_in_order(wide, here), wide / (here.rank + 1) * sum(range(1, here.size + 1)))
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import vlhmm.distributed
+import vlhmm.distributed.joining
 from tests.distributed.launch import on_ranks, torchrun
 from tests.distributed.laws import all_hold
 from vlhmm.distributed import (
     ALONE,
     LostRankError,
     World,
-    _final_error,
     any_rank,
     barrier,
     broadcast_object,
@@ -34,6 +33,7 @@ from vlhmm.distributed import (
     sum_in_order,
     world,
 )
+from vlhmm.distributed.faults import claim, final_error
 from vlhmm.training.trainer import DivergedError
 
 
@@ -92,7 +92,7 @@ def in_a_process(work: Callable[[World], object], process: str) -> Callable[[Wor
 
     def named(here: World) -> object:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(vlhmm.distributed, "_process", lambda pid: process)
+            patch.setattr(vlhmm.distributed.joining, "_process", lambda pid: process)
             return work(here)
 
     return named
@@ -130,8 +130,8 @@ def test_what_the_first_rank_remembers_is_heard_by_all_processes_after_it(tmp_pa
 def test_errors_that_would_come_again_end_the_processes_that_follow(error: Exception, final: bool) -> None:
     def fails(here: World) -> str:
         # As a process that torchrun starts after this one asks.
-        vlhmm.distributed._claim(here, error, "process.attempt")
-        return f"{_final_error('another.attempt')} / {_final_error('process.attempt')}"
+        claim(here, error, "process.attempt")
+        return f"{final_error('another.attempt')} / {final_error('process.attempt')}"
 
     assert on_ranks(fails, 1) == [f"{f'rank 0: {error}' if final else None} / None"]
 

@@ -11,7 +11,7 @@ from experiments.row_events import RowStopped
 from experiments.row_settings import knows
 from experiments.rows import RowDone
 from experiments.table_file import TableFile
-from vlhmm.distillation.stages import MIXTURE, SAMPLES, TEACHER
+from vlhmm.distillation.stage_records import MIXTURE, SAMPLES, TEACHER
 from vlhmm.training.presets import Recipe
 
 TABLE = """

@@ -1,24 +1,22 @@
 """Constraints on text, compiled to automata over a tokenizer's tokens."""
 
 from vlhmm.control.automaton import Automaton
-from vlhmm.control.constraints import (
-    Constraint,
-    choice,
+from vlhmm.control.constraints import Constraint
+from vlhmm.control.controlled import constraint_log_prob
+from vlhmm.control.count_constraints import length, words
+from vlhmm.control.explain import explain_empty
+from vlhmm.control.guide import Guide
+from vlhmm.control.json_schemas import json_schema
+from vlhmm.control.pattern_constraints import choice, regex
+from vlhmm.control.phrase_constraints import (
     contains,
     contains_all,
     contains_any,
     ends_with,
     excludes,
     in_order,
-    length,
-    regex,
     starts_with,
-    words,
 )
-from vlhmm.control.controlled import constraint_log_prob
-from vlhmm.control.explain import explain_empty
-from vlhmm.control.guide import Guide
-from vlhmm.control.json_schemas import json_schema
 from vlhmm.control.possible import ImpossibleConstraintError
 from vlhmm.control.time_limit import TimeLimitError
 from vlhmm.control.token_texts import TokenTexts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from vlhmm.control.constraints import Constraint, Phrases, all_of
+from vlhmm.control.constraints import Constraint, all_of
+from vlhmm.control.phrase_constraints import Phrases
 from vlhmm.control.time_limit import TIME_LIMIT, limited_to
 from vlhmm.control.token_texts import HuggingFaceTokenizer, TokenTexts
 from vlhmm.data import Tokenizer

@@ -8,12 +8,7 @@ where p(constraint | prefix, v) = N(v) / D(v) by the HMM. The last term is the s
 beam telescope to log p_LM(text) + log p(constraint | text) - log p(constraint | prompt).
 
 That the constraint holds is up to the automaton alone: a token after which it can no longer be satisfied within the tokens
-left gets -inf. Two corners where the HMM has no opinion are settled so that the text can always go on:
-
-- a token that the HMM holds impossible (D = 0) leaves nothing to believe, so states begin anew from the start distribution,
-  both in p(constraint | prefix, v) and at the next step;
-- where the HMM gives every token that the language model may choose no chance to satisfy the constraint (N = 0), the
-  automaton alone decides: its tokens keep the language model's score.
+left gets -inf. `vlhmm.control.guided_rows` says what happens where the HMM has no opinion.
 
 Letters for axes: R rows of the batch (prompts x beams or sequences), T positions, V scores of the language model, X tokens of the HMM,
 Z states.
@@ -21,7 +16,6 @@ Z states.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +27,13 @@ from torch import Tensor
 
 from vlhmm.control.automaton import Automaton
 from vlhmm.control.constraints import Constraint, check_constraint
+from vlhmm.control.guided_rows import RowGuide, Rows
 from vlhmm.control.plan import Compiler, make_plan, require_same_vocabulary
 from vlhmm.control.time_limit import TIME_LIMIT
 from vlhmm.control.token_texts import TokenTexts
 from vlhmm.data import Tokenizer
 from vlhmm.hmm import HMM
-from vlhmm.inference.errors import ImpossibleTextError
-from vlhmm.inference.score import score
 from vlhmm.tables import Belief
-from vlhmm.validate import as_batch
 
 
 @runtime_checkable
@@ -56,20 +48,6 @@ class TextModel(Protocol):
 
     @property
     def opening(self) -> Belief | None: ...
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """All that is kept from one step to the next."""
-
-    ids: Int[Tensor, "R T"]
-    """On the CPU."""
-    log_ahead: Float[Tensor, "R Z"]
-    """log p(the next token's state | prefix)."""
-    states: list[int]
-    """Of each row's automaton; -1 where a token was taken that none of its edges reads."""
-    left: int
-    """Tokens left, the next one included."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +120,8 @@ class Guide:
             )
         if not isinstance(model, HMM | TextModel):
             raise ValueError(f"model is a {type(model).__name__}, but a LanguageModel or HMM is needed")
-        self._constraints = _as_constraints(constraint)
-        if not self._constraints:
+        constraints = _as_constraints(constraint)
+        if not constraints:
             raise ValueError("0 constraints given, at least 1 is needed")
         hmm = model if isinstance(model, HMM) else model.hmm
         own = None if isinstance(model, HMM) else model.tokenizer
@@ -157,12 +135,13 @@ class Guide:
         self._read_prompt = read_prompt
         texts = None if tokenizer is None else TokenTexts.of(tokenizer)
         compiler = Compiler(texts, hmm.num_words, self._eos_ids, must_end, time_limit)
-        self._plan = make_plan(hmm.tables, self._constraints, compiler, max_new_tokens)
+        self._plan = make_plan(hmm.tables, constraints, compiler, max_new_tokens)
+        self._row_guide = RowGuide(self._plan, constraints)
         self.reset(prompt_lengths=prompt_lengths)
 
     def __repr__(self) -> str:
         wanted = ", ".join(
-            repr(one) if isinstance(one, Constraint) else type(one).__name__ for one in self._constraints
+            repr(one) if isinstance(one, Constraint) else type(one).__name__ for one in self._row_guide.constraints
         )
         return f"Guide({wanted}; HMM of {self._tables.num_states:,} states, {self._tables.num_words:,} words)"
 
@@ -179,7 +158,7 @@ class Guide:
             >>> guide = vlhmm.Guide(lm, vlhmm.contains("fish"), max_new_tokens=4)
             >>> guide.reset(prompt_lengths=[2])
         """
-        self._rows: _Rows | None = None
+        self._rows: Rows | None = None
         self._prompt_lengths = None if prompt_lengths is None else [int(length) for length in prompt_lengths]
         self._prompts: Int[Tensor, "R T"] | None = None
 
@@ -292,7 +271,7 @@ class Guide:
         automaton, num_words = self._plan.following.ahead.automaton, self._tables.num_words
         rows = [list(map(int, row)) for row in new_tokens]
         for row, tokens in enumerate(rows):
-            constraint = self._constraint_of(row, len(rows))
+            constraint = self._row_guide.constraint_of(row, len(rows))
             state = self._plan.start_of[constraint]
             for token in tokens:
                 if state in self._plan.ended:
@@ -365,14 +344,16 @@ class Guide:
             )
         # One copy instead of several questions to the device, each of which waits for the language model.
         ids = input_ids.to("cpu", copy=True)
-        rows = self._continued(ids)
+        rows = self._row_guide.continued(self._rows, ids)
         begins = rows is None
         if begins and self._rows is not None:
-            self._warn_of_cut_off(self._rows)
-        self._rows = rows = rows or self._begun(ids)
+            self._row_guide.warn_of_cut_off(self._rows)
+        self._rows = rows = rows or self._row_guide.begun(
+            ids, self._opening, self._lengths if self._read_prompt else None
+        )
         ended = [row for row, state in enumerate(rows.states) if state in self._plan.ended]
-        going = [row for row, state in enumerate(rows.states) if self._goes_on(state, rows.left)]
-        self._require_some(ended + going, len(rows.states))
+        going = [row for row, state in enumerate(rows.states) if self._row_guide.goes_on(state, rows.left)]
+        self._row_guide.require_some(ended + going, len(rows.states))
         guided = torch.full_like(scores, -torch.inf)
         if ended:
             # Whatever comes after the end is replaced by padding, but it must be drawn from something.
@@ -380,127 +361,9 @@ class Guide:
         if going:
             place = slice(None) if len(going) == len(rows.states) else going
             own = scores[place, : self._tables.num_words].to(self._tables.device, torch.float32)
-            found = self._guided(rows.log_ahead[place], rows, going, own, begins)
+            found = self._row_guide.guided(rows.log_ahead[place], rows, going, own, begins)
             guided[place, : self._tables.num_words] = found.to(scores)
         return guided
-
-    def _guided(
-        self,
-        log_ahead: Float[Tensor, "R Z"],
-        rows: _Rows,
-        going: list[int],
-        scores: Float[Tensor, "R X"],
-        begins: bool,
-    ) -> Float[Tensor, "R X"]:
-        """The scores of the rows that go on, with the HMM's opinion."""
-        following, states = self._plan.following, [rows.states[row] for row in going]
-        found = following(log_ahead, states, rows.left)
-        before = found.log_joint.logsumexp(1, keepdim=True)
-        impossible = before.isinf()
-        if begins and bool(impossible.any()):
-            row = going[int(impossible[:, 0].nonzero()[0, 0])]
-            self._plan.raise_impossible(
-                self._constraint_of(row, len(rows.states)), rows.log_ahead[row : row + 1], rows.left
-            )
-        after = torch.where(
-            found.log_prob.isinf(), following.log_met_anew(states, rows.left), found.log_joint - found.log_prob
-        )
-        # A token that leads nowhere has N = 0, and no chance had states begun anew: no mask is needed.
-        opinion = after.clamp_(max=0).sub_(torch.where(impossible, torch.inf, before))
-        guided = opinion.to(torch.float32) + scores
-        unsettled = guided.amax(1, keepdim=True) == -torch.inf
-        if bool(unsettled.any()):
-            guided = torch.where(unsettled & following.allowed(states, rows.left), scores, guided)
-            stuck = guided.amax(1) == -torch.inf
-            if bool(stuck.any()):
-                row = going[int(stuck.nonzero()[0, 0])]
-                raise ValueError(
-                    f"row {row} has no token left that satisfies {self._constraint_of(row, len(rows.states))!r}: the "
-                    "language model, or another logits processor, gives all of them probability zero"
-                )
-        return guided
-
-    def _continued(self, ids: Int[Tensor, "R T"]) -> _Rows | None:
-        """The rows one token later; None where they do not go on from the last call's."""
-        before, plan = self._rows, self._plan
-        if before is None or ids.shape != (before.ids.shape[0], before.ids.shape[1] + 1):
-            return None
-        if all(state in plan.ended for state in before.states):
-            return None
-        parents = self._parents(before.ids, ids[:, :-1])
-        if parents is None:
-            return None
-        if before.left == 1:
-            raise ValueError(
-                f"token {plan.steps + 1} is asked for, but max_new_tokens is {plan.steps}: stop there, "
-                "or call reset() where a text becomes the next prompt"
-            )
-        drawn = ids[:, -1]
-        states = self._next_states([before.states[parent] for parent in parents], drawn.tolist())
-        log_ahead = before.log_ahead if parents == list(range(len(parents))) else before.log_ahead[parents]
-        # Rows that have ended, or took a token that the HMM does not know, go along: their rows are not read.
-        known = drawn.clamp(max=self._tables.num_words - 1).to(log_ahead.device)
-        return _Rows(ids, plan.following.log_ahead_after(log_ahead, known), states, before.left - 1)
-
-    def _warn_of_cut_off(self, rows: _Rows) -> None:
-        """Warns where no token after these rows could have satisfied the constraint: all that a logits processor can know."""
-        if rows.left == 1:
-            return
-        reachable, ended = self._plan.following.ahead.reachable[1], self._plan.ended
-        met = [row for row, s in enumerate(rows.states) if s in ended or (s >= 0 and bool(reachable[s]))]
-        rows_of_each = self._rows_of_each(len(rows.states))
-        missing = set(range(len(self._constraints))) - {row // rows_of_each for row in met}
-        if missing:
-            warnings.warn(
-                f"the text before was cut off with {rows.left - 1} of {self._plan.steps} tokens left, and does not satisfy "
-                f"{self._constraints[min(missing)]!r}: use guide.generate, or go on for {self._plan.steps} tokens",
-                stacklevel=3,
-            )
-
-    def _parents(self, before: Int[Tensor, "R T"], now: Int[Tensor, "R T"]) -> list[int] | None:
-        """For each row one of the last call's with the same tokens and the same constraint; beams come in any order."""
-        num_rows = before.shape[0]
-        if torch.equal(before, now):
-            return list(range(num_rows))
-        group = torch.arange(num_rows) // self._rows_of_each(num_rows)
-        marked = torch.cat([torch.cat([group, group])[:, None], torch.cat([before, now])], dim=1)
-        labels: list[int] = marked.unique(dim=0, return_inverse=True)[1].tolist()
-        row_of = {label: row for row, label in enumerate(labels[:num_rows])}
-        parents = [row_of.get(label) for label in labels[num_rows:]]
-        return None if None in parents else [parent for parent in parents if parent is not None]
-
-    def _begun(self, ids: Int[Tensor, "R T"]) -> _Rows:
-        num_rows, num_positions = ids.shape
-        states = [self._plan.start_of[self._constraint_of(row, num_rows)] for row in range(num_rows)]
-        opening = self._plan.following.log_ahead(self._opening)
-        log_ahead = opening.repeat(num_rows, 1)
-        if self._read_prompt:
-            # Beams and sequences of one prompt begin alike.
-            marked = torch.cat([torch.tensor(self._lengths(ids))[:, None], ids], dim=1)
-            distinct, which = marked.unique(dim=0, return_inverse=True)
-            for number, (length, *prompt) in enumerate(distinct.tolist()):
-                if length:
-                    rows = (which == number).nonzero()[:, 0]
-                    read = self._after_prompt(prompt[num_positions - length :], int(rows[0]))
-                    log_ahead[rows.to(log_ahead.device)] = read
-        return _Rows(ids, log_ahead, states, self._plan.steps)
-
-    def _after_prompt(self, ids: list[int], row: int) -> Float[Tensor, "1 Z"]:
-        tables, num_words = self._tables, self._tables.num_words
-        outside = next((token for token in ids if not 0 <= token < num_words), None)
-        if outside is not None:
-            raise ValueError(
-                f"the prompt of row {row} has token {outside}, but the HMM's vocabulary ends at {num_words - 1}: "
-                "use read_prompt=False, or an HMM over the language model's own vocabulary"
-            )
-        scored = score(tables, as_batch([ids], None, tables), self._opening)
-        impossible = scored.token_log_probs[0].isinf()
-        if bool(impossible.any()):
-            raise ImpossibleTextError(
-                f"the prompt of row {row} has probability zero by the HMM from token {int(impossible.nonzero()[0, 0])} on: "
-                "use read_prompt=False, or an HMM that was trained on such text"
-            )
-        return self._plan.following.log_ahead(scored.belief)
 
     def _lengths(self, ids: Int[Tensor, "R T"]) -> list[int]:
         """The tokens of each row without its padding on the left."""
@@ -519,45 +382,6 @@ class Guide:
             )
         self._prompts = ids
         return [length for length in given for _ in range(num_rows // len(given))]
-
-    def _rows_of_each(self, num_rows: int) -> int:
-        """The rows of one constraint."""
-        num_constraints = len(self._constraints)
-        if num_rows % num_constraints:
-            raise ValueError(
-                f"{num_constraints} constraints for {num_rows} rows: give one constraint for all, or one a prompt"
-            )
-        return num_rows // num_constraints
-
-    def _constraint_of(self, row: int, num_rows: int) -> Constraint | Automaton:
-        return self._constraints[row // self._rows_of_each(num_rows)]
-
-    def _goes_on(self, state: int, left: int) -> bool:
-        """Whether the row has not ended, and can still satisfy its constraint."""
-        return state >= 0 and state not in self._plan.ended and bool(self._plan.following.ahead.reachable[left, state])
-
-    def _next_states(self, states: list[int], tokens: list[int]) -> list[int]:
-        num_words, ended = self._tables.num_words, self._plan.ended
-        # A token that the HMM does not know leads nowhere, except after the end.
-        following = [state if state in ended else -1 for state in states]
-        known = [
-            row
-            for row, (state, token) in enumerate(zip(states, tokens, strict=True))
-            if following[row] == -1 < state and token < num_words
-        ]
-        read = self._plan.following.next_states([states[row] for row in known], [tokens[row] for row in known])
-        for row, state in zip(known, read, strict=True):
-            following[row] = state
-        return following
-
-    def _require_some(self, rows: list[int], num_rows: int) -> None:
-        """Beams may be filled up with tokens of score -inf, but each constraint needs a row that holds to it."""
-        rows_of_each = self._rows_of_each(num_rows)
-        missing = set(range(len(self._constraints))) - {row // rows_of_each for row in rows}
-        if missing:
-            raise ValueError(
-                f"all rows violate {self._constraints[min(missing)]!r}: tokens were chosen that had a score of -inf"
-            )
 
 
 def _as_constraints(given: Any) -> list[Constraint | Automaton]:

@@ -3,8 +3,10 @@
 from vlhmm.data.corpus import Corpus, load_corpus
 from vlhmm.data.encode import EosRule
 from vlhmm.data.prepare import Progress, prepare, prepare_steps
-from vlhmm.data.tokenizer import Tokenizer, load_tokenizer, word_tokenizer
+from vlhmm.data.tokenizer import Tokenizer
+from vlhmm.data.tokenizer_files import load_tokenizer
 from vlhmm.data.tokens import Tokens
+from vlhmm.data.word_level import word_tokenizer
 
 __all__ = [
     "Corpus",

@@ -4,66 +4,23 @@ import hashlib
 import json
 import operator
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, SupportsIndex, final
+from typing import Final, SupportsIndex, final
 
 import tokenizers
-from tokenizers import models, pre_tokenizers
 
 from vlhmm.arguments import check_text
 from vlhmm.data.atomic import atomic_write
 from vlhmm.data.backend_errors import backend_errors
-from vlhmm.data.json_file import parse_json, read_json_object, read_text
-from vlhmm.data.punctuation import join, separate_punctuation, separates_punctuation
+from vlhmm.data.json_file import parse_json, read_text
+from vlhmm.data.punctuation import join, separates_punctuation
 from vlhmm.data.spelling import check_types, is_byte_level, shown_token, why_not_every_text
+from vlhmm.data.tokenizer_json import MAX_TOKENIZER_BYTES, UNK, check_merges, find_eos, find_unk, try_out
 
-EOS: Final = "<eos>"
-UNK: Final = "<unk>"
-
-# Names that end a text in published tokenizers, tried in this order where the file itself does not say.
-KNOWN_EOS: Final = (
-    EOS,
-    "</s>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eot_id|>",
-    "<|im_end|>",
-    "[SEP]",
-    "[EOS]",
-)
-
-
-# Of a tokenizer.json; those of the largest vocabularies have 40 MB.
-MAX_TOKENIZER_BYTES: Final = 1 << 28
 # Ids between those of tokens that no token has.
 MAX_UNUSED_IDS: Final = 1 << 20
-
-
-def _check_merges(model: dict[str, Any]) -> None:
-    """A second half without the prefix of second halves makes the backend abort the process: it cuts the prefix off unseen."""
-    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
-    if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
-        return
-    for merge in merges:
-        halves = merge.split(" ") if isinstance(merge, str) else merge
-        second = halves[1] if isinstance(halves, list) and len(halves) == 2 else None
-        if not isinstance(second, str) or not second.startswith(prefix):
-            raise ValueError(
-                f"this is no tokenizer.json: the merge {str(merge)[:80]!r} has no second half that begins with {prefix[:80]!r}; "
-                "give one written by `tokenizers`"
-            )
-
-
-def _try_out(backend: tokenizers.Tokenizer) -> None:
-    """Some damage shows when a text is first read: better here than in the middle of one."""
-    try:
-        backend.encode("a A1 é\uff21中", add_special_tokens=False)
-    # A text may have words that are unknown; a panic is none of these.
-    except Exception:
-        return
 
 
 def _check_utf8(text: str) -> None:
@@ -115,13 +72,13 @@ class Tokenizer:
         if not isinstance(fields, dict) or not isinstance(fields.get("model"), dict):
             raise ValueError("this is no tokenizer.json: it has no model; give one written by `tokenizers`")
         check_types(fields)
-        _check_merges(fields["model"])
+        check_merges(fields["model"])
         with backend_errors("this is no tokenizer.json: {}; give one written by `tokenizers`", quiet=True):
             self.backend = tokenizers.Tokenizer.from_str(definition)
             self.backend.no_truncation()
             self.backend.no_padding()
             self.backend.encode_special_tokens = True
-            _try_out(self.backend)
+            try_out(self.backend)
             self._ids: Final = self.backend.get_vocab(with_added_tokens=True)
         self._definition: Final = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         # Of the file's own content, not of the backend's idea of it: that may change from version to version.
@@ -138,8 +95,8 @@ class Tokenizer:
         self.byte_level: Final[bool] = is_byte_level(fields)
         self.word_level: Final[bool] = fields["model"].get("type") == "WordLevel"
         self.separates_punctuation: Final[bool] = separates_punctuation(fields)
-        self.eos_id: Final = self._find_eos(fields.get("post_processor"))
-        self.unk_id: Final = self._find_unk(fields["model"])
+        self.eos_id: Final = find_eos(fields.get("post_processor"), self._ids)
+        self.unk_id: Final = find_unk(fields["model"], self._ids, self.vocab_size)
 
     @classmethod
     def from_backend(cls, backend: tokenizers.Tokenizer, eos: str | None = None) -> "Tokenizer":
@@ -425,99 +382,3 @@ class Tokenizer:
                 f"token id {number} is outside 0..{self.vocab_size - 1}; these ids come from another tokenizer"
             )
         return number
-
-    def _find_eos(self, post_processor: Any) -> int | None:
-        template = post_processor.get("single") if isinstance(post_processor, dict) else None
-        last = template[-1] if isinstance(template, list) and template else None
-        special = last.get("SpecialToken") if isinstance(last, dict) else None
-        name = special.get("id") if isinstance(special, dict) else None
-        known = (name, *KNOWN_EOS) if isinstance(name, str) else KNOWN_EOS
-        return next((self._ids[name] for name in known if name in self._ids), None)
-
-    def _find_unk(self, model: dict[str, Any]) -> int | None:
-        unk = model.get("unk_token")
-        if isinstance(unk, str):
-            return self._ids.get(unk)
-        # Unigram models give the number instead of the name.
-        number = model.get("unk_id")
-        return number if type(number) is int and 0 <= number < self.vocab_size else None
-
-
-def word_tokenizer(
-    words: Iterable[str] | Mapping[str, int],
-    *,
-    eos_count: int | None = None,
-    min_count: int = 1,
-    unk: bool = True,
-    max_words: int | None = None,
-    punctuation: bool = False,
-) -> Tokenizer:
-    """A word-level tokenizer on white space over the words given, or over words with their counts.
-
-    Ids go by falling count, ties by the word. `<eos>` is always there, ranked by `eos_count` (last where None).
-    Words seen fewer than `min_count` times are left out: they become `<unk>` and lend it their counts. With
-    `unk=False` a text with a word outside the vocabulary is refused, unless `<unk>` is among the words. `max_words`: so many
-    tokens at most, `<unk>` and `<eos>` included. `punctuation`: it is read as words of its own, and joined when decoding.
-    """
-    counts = Counter(dict(words)) if isinstance(words, Mapping) else Counter(words)
-    if not counts:
-        raise ValueError("no words to make a vocabulary of (0 given); the training text is empty")
-    rare = [word for word, count in counts.items() if count < min_count and word not in (UNK, EOS)]
-    if max_words is not None and len(counts) - len(rare) > max_words - 2:
-        frequent = sorted(counts.keys() - {UNK, EOS}, key=lambda word: (-counts[word], word))
-        rare = sorted({*rare, *frequent[max_words - 2 :]})
-    if unk or rare:
-        counts[UNK] += sum(counts.pop(word) for word in rare)
-    if eos_count is not None:
-        counts[EOS] += eos_count
-    elif EOS not in counts:
-        counts[EOS] = -1
-    vocabulary = {word: i for i, (word, _) in enumerate(sorted(counts.items(), key=lambda wc: (-wc[1], wc[0])))}
-    split = next((word for word in vocabulary if word.split() != [word]), None)
-    if split is not None:
-        raise ValueError(f"{split!r} is no word: it is empty or has white space in it; split the text first")
-    if UNK in vocabulary:
-        model = models.WordLevel(vocabulary, unk_token=UNK)
-    else:
-        # An unknown token that is not in the vocabulary makes the backend refuse unknown words.
-        model = models.WordLevel(vocabulary, unk_token="")
-    backend = tokenizers.Tokenizer(model)
-    if punctuation:
-        separate_punctuation(backend)
-    else:
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return Tokenizer.from_backend(backend)
-
-
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Reads a `tokenizer.json`, a folder that holds one, or a SentencePiece `.model` (which is converted).
-
-    In a folder, the `eos_token` of a `tokenizer_config.json` beside it is respected.
-    """
-    path = Path(path)
-    if path.is_dir():
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            raise ValueError(f"{path} has no tokenizer.json; give a folder with one, or the file itself")
-        tokenizer = Tokenizer.load(file)
-        eos = _configured_eos(path / "tokenizer_config.json")
-        return tokenizer if eos is None else Tokenizer.from_backend(tokenizer.backend, eos)
-    if not path.is_file():
-        raise ValueError(f"no tokenizer at {path}; give a tokenizer.json, a folder with one, or a .model file")
-    if path.suffix == ".model":
-        from vlhmm.data.sentencepiece import convert_sentencepiece
-
-        if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
-            raise ValueError(f"{path} has {size:,} bytes, the limit is {MAX_TOKENIZER_BYTES:,}: it is no tokenizer")
-        return convert_sentencepiece(path.read_bytes(), name=str(path))
-    return Tokenizer.load(path)
-
-
-def _configured_eos(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    eos = read_json_object(path, MAX_TOKENIZER_BYTES).get("eos_token")
-    name = eos.get("content") if isinstance(eos, dict) else eos
-    if name is not None and not isinstance(name, str):
-        raise ValueError(f"{path} has eos_token = {str(eos)[:80]}, but a token's name is needed: it was edited")
-    return name

@@ -17,7 +17,10 @@ from vlhmm.arguments import check_count
 from vlhmm.data.encode import cut_at_spaces, cut_before_spaces
 from vlhmm.data.punctuation import separate_punctuation
 from vlhmm.data.splits import SplitBatch
-from vlhmm.data.tokenizer import EOS, UNK, Tokenizer, load_tokenizer, word_tokenizer
+from vlhmm.data.tokenizer import Tokenizer
+from vlhmm.data.tokenizer_files import load_tokenizer
+from vlhmm.data.tokenizer_json import EOS, UNK
+from vlhmm.data.word_level import word_tokenizer
 
 Kind = Literal["bpe", "words", "whitespace"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlhmm.control.constraints import Constraint, all_of, contains, excludes
+from vlhmm.control.constraints import Constraint, all_of
+from vlhmm.control.phrase_constraints import contains, excludes
 from vlhmm.explorer.analysis import analyse_text
 from vlhmm.explorer.data import explorer_data, page_values
 from vlhmm.explorer.page import module_text, style_text

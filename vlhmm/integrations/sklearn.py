@@ -6,19 +6,21 @@ Needs scikit-learn: `pip install "vlhmm[sklearn]"`.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from vlhmm.arguments import check_count, check_number, is_integer
-from vlhmm.hmm import HMM
-from vlhmm.inference.fit import Data, total_counts
+from vlhmm.integrations.categorical import (
+    Array,
+    ColumnHMM,
+    ConvergenceMonitor,
+    chunks,
+    cuts_of,
+    drawn_sequence,
+    maximized,
+    refuse_lengths_as_y,
+)
 
 try:
     from sklearn.base import BaseEstimator, DensityMixin
@@ -29,52 +31,7 @@ except ImportError as error:
         "vlhmm.integrations.sklearn needs scikit-learn 1.6 or later: pip install 'vlhmm[sklearn]'"
     ) from error
 
-Array = NDArray[Any]
 ALGORITHMS = ("viterbi", "map")
-SEQUENCES_AT_ONCE = 1 << 15
-"""Samples, with the padding between their sequences, that are processed at a time."""
-
-
-@dataclass
-class ConvergenceMonitor:
-    """The progress of a fit, as hmmlearn has it.
-
-    Example:
-        >>> from vlhmm.integrations.sklearn import CategoricalHMM
-        >>> model = CategoricalHMM(2, n_iter=5, random_state=0).fit([[0], [1], [0], [2]])
-        >>> model.monitor_.iter, model.monitor_.converged
-        (5, True)
-    """
-
-    tol: float
-    """Gain of log p below which fitting ends."""
-    n_iter: int
-    """Iterations at most."""
-    verbose: bool = False
-    """Whether each iteration is printed to the standard error stream."""
-    history: list[float] = field(default_factory=list)
-    """log p of the data in each iteration, before its update."""
-
-    @property
-    def iter(self) -> int:
-        """Iterations done."""
-        return len(self.history)
-
-    @property
-    def converged(self) -> bool:
-        """Whether the gain was below `tol`, or all iterations were done."""
-        return self.iter == self.n_iter or (self.iter > 1 and self.history[-1] - self.history[-2] < self.tol)
-
-    def report(self, log_prob: float) -> None:
-        """Add an iteration.
-
-        Args:
-            log_prob: log p of the data.
-        """
-        if self.verbose:
-            gain = log_prob - self.history[-1] if self.history else math.nan
-            print(f"{self.iter + 1:>10d} {log_prob:>16.8f} {gain:>+16.8f}", file=sys.stderr)
-        self.history.append(log_prob)
 
 
 class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
@@ -167,8 +124,8 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._check_settings()
         X = self._samples(X, reset=True)
-        _refuse_lengths_as_y(y, lengths, len(X))
-        cuts = _cuts(lengths, len(X))
+        refuse_lengths_as_y(y, lengths, len(X))
+        cuts = cuts_of(lengths, len(X))
         self._begin(X)
         self._check()
         self.monitor_ = ConvergenceMonitor(float(self.tol), int(self.n_iter), bool(self.verbose))
@@ -191,8 +148,8 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
             log p, summed over sequences.
         """
         X, cuts = self._asked(X, lengths, y)
-        hmm = self._hmm()
-        return sum(float(hmm.log_prob(**self._question(part, hmm)).sum()) for _, part in _chunks(X, cuts))
+        model = self._model()
+        return sum(float(model.hmm.log_prob(**model.question(part)).sum()) for _, part in chunks(X, cuts))
 
     def score_samples(self, X: Any, lengths: Any = None) -> tuple[float, Array]:
         """Compute log p(X) and the posterior of the states.
@@ -217,9 +174,9 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
             p(z_t | X), (samples, n_components).
         """
         X, cuts = self._asked(X, lengths)
-        hmm, posteriors = self._hmm(), np.empty((len(X), self.n_components))
-        for places, part in _chunks(X, cuts):
-            probs = hmm.posterior(**self._question(part, hmm)).probs.cpu().numpy()
+        model, posteriors = self._model(), np.empty((len(X), self.n_components))
+        for places, part in chunks(X, cuts):
+            probs = model.hmm.posterior(**model.question(part)).probs.cpu().numpy()
             for place, row in zip(places, probs, strict=True):
                 posteriors[place] = row[: place.stop - place.start]
         return posteriors
@@ -242,9 +199,9 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
             posteriors = self.predict_proba(X, lengths)
             return float(posteriors.max(axis=1).sum()), posteriors.argmax(axis=1)
         X, cuts = self._asked(X, lengths)
-        hmm, states, total = self._hmm(), np.empty(len(X), dtype=np.int64), 0.0
-        for places, part in _chunks(X, cuts):
-            paths = hmm.viterbi(**self._question(part, hmm))
+        model, states, total = self._model(), np.empty(len(X), dtype=np.int64), 0.0
+        for places, part in chunks(X, cuts):
+            paths = model.hmm.viterbi(**model.question(part))
             total += float(paths.log_prob.sum())
             for place, row in zip(places, paths.states[:, 0].cpu().numpy(), strict=True):
                 states[place] = row[: place.stop - place.start]
@@ -279,16 +236,7 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
         if currstate is not None and (not is_integer(currstate) or not 0 <= currstate < self.n_components):
             raise ValueError(f"currstate is {currstate!r}, but states are 0 to {self.n_components - 1}")
         random = check_random_state(self.random_state if random_state is None else random_state)
-        states = np.empty(n_samples, dtype=np.int64)
-        columns = self._columns()
-        symbols = np.empty((n_samples, len(columns)), dtype=np.int64)
-        for t in range(n_samples):
-            if t == 0 and currstate is not None:
-                states[t] = currstate
-            else:
-                states[t] = _draw(self.startprob_ if t == 0 else self.transmat_[states[t - 1]], random)
-            symbols[t] = [_draw(column[states[t]], random) for column in columns]
-        return symbols, states
+        return drawn_sequence(self.startprob_, self.transmat_, self._columns(), n_samples, currstate, random)
 
     def aic(self, X: Any, lengths: Any = None) -> float:
         """Akaike's criterion of X: smaller is better.
@@ -377,10 +325,10 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "startprob_")
         self._check()
         X = self._samples(X)
-        _refuse_lengths_as_y(y, lengths, len(X))
+        refuse_lengths_as_y(y, lengths, len(X))
         if X.shape[1] != len(self._columns()):
             raise ValueError(f"X has {X.shape[1]} columns, but emissionprob_ is of {len(self._columns())}")
-        return X, _cuts(lengths, len(X))
+        return X, cuts_of(lengths, len(X))
 
     def _begin(self, X: Array) -> None:
         """What `init_params` names, or what is not set, is drawn."""
@@ -423,34 +371,12 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
         emission: Array = self.emissionprob_
         return emission[None] if emission.ndim == 2 else emission
 
-    def _hmm(self) -> HMM:
-        """In float64; where there are several columns, for log-likelihoods alone."""
-        columns = self._columns()
-        emission = columns[0] if len(columns) == 1 else np.ones((self.n_components, 1))
-        # Rows sum to one within the tolerance of `_check`; here they do exactly.
-        parts = (self.startprob_, self.transmat_, emission)
-        rows = [values / values.sum(axis=-1, keepdims=True) for values in parts]
-        return HMM.from_probabilities(*rows, dtype=torch.float64, device=self.device)
-
-    def _question(self, sequences: list[Array], hmm: HMM) -> dict[str, Any]:
-        """The arguments of a query of `hmm`."""
-        columns = self._columns()
-        if len(columns) == 1:
-            return {"tokens": [torch.as_tensor(sequence[:, 0]) for sequence in sequences]}
-        with np.errstate(divide="ignore"):
-            logs = [np.log(column).T for column in columns]
-        evidence = [sum(log[sequence[:, j]] for j, log in enumerate(logs)) for sequence in sequences]
-        return {"log_likelihoods": [torch.as_tensor(values) for values in evidence]}
+    def _model(self) -> ColumnHMM:
+        return ColumnHMM.of(self.startprob_, self.transmat_, self._columns(), self.device)
 
     def _step(self, X: Array, cuts: Array) -> float:
         """One iteration of Baum-Welch; log p before it."""
-        hmm, columns = self._hmm(), self._columns()
-        if len(columns) == 1:
-            data = Data([torch.as_tensor(part[:, 0]).to(hmm.tables.device) for part in np.split(X, cuts)])
-            counts, log_prob = total_counts(hmm.tables, data.batches(hmm.tables))
-            start, transition, emission = counts.start, counts.transition, counts.emission.T[None]
-        else:
-            start, transition, emission, log_prob = self._soft_counts(X, cuts, hmm)
+        start, transition, emission, log_prob = self._model().counts(X, cuts)
         for letter, name, counted, prior in (
             ("s", "startprob_", start, self.startprob_prior),
             ("t", "transmat_", transition, self.transmat_prior),
@@ -458,24 +384,8 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
         ):
             if letter in self.params:
                 old = getattr(self, name)
-                setattr(self, name, _maximized(counted.cpu().numpy().reshape(old.shape), prior, old, letter != "e"))
+                setattr(self, name, maximized(counted.cpu().numpy().reshape(old.shape), prior, old, letter != "e"))
         return log_prob
-
-    def _soft_counts(self, X: Array, cuts: Array, hmm: HMM) -> tuple[Tensor, Tensor, Tensor, float]:
-        columns = self._columns()
-        start, transition = torch.zeros(self.n_components), torch.zeros(self.n_components, self.n_components)
-        start, transition = start.double(), transition.double()
-        emission, log_prob = np.zeros(columns.shape), 0.0
-        for _, part in _chunks(X, cuts):
-            question = self._question(part, hmm)
-            counts = hmm.expected_counts(**question)
-            start, transition = start + counts.start.cpu(), transition + counts.transition.cpu()
-            log_prob += float(hmm.log_prob(**question).sum())
-            posteriors = hmm.posterior(**question).probs.cpu().numpy()
-            for sequence, row in zip(part, posteriors, strict=True):
-                for j in range(len(columns)):
-                    np.add.at(emission[j].T, sequence[:, j], row[: len(sequence)])
-        return start, transition, torch.as_tensor(emission), log_prob
 
     def _num_parameters(self) -> int:
         """As hmmlearn counts them: of what `params` names."""
@@ -483,48 +393,3 @@ class CategoricalHMM(DensityMixin, BaseEstimator):  # type: ignore[misc]
         states, columns = self.n_components, self._columns()
         of = {"s": states - 1, "t": states * (states - 1), "e": columns.shape[0] * states * (columns.shape[2] - 1)}
         return sum(of[letter] for letter in set(self.params))
-
-
-def _maximized(counts: Array, prior: Any, old: Array, keep_zeros: bool) -> Array:
-    """The most likely probabilities given counts and a Dirichlet prior; a row without any stays as it was."""
-    weights = np.maximum(counts + np.asarray(prior) - 1, 0)
-    if keep_zeros:
-        weights = np.where(old == 0, 0, weights)
-    totals = weights.sum(axis=-1, keepdims=True)
-    probs: Array = np.where(totals > 0, weights / np.where(totals > 0, totals, 1), old)
-    return probs
-
-
-def _refuse_lengths_as_y(y: Any, lengths: Any, num_samples: int) -> None:
-    """hmmlearn has lengths in second place: unseen, all would be one sequence."""
-    if y is not None and lengths is None and np.ndim(y) == 1 and np.size(y) != num_samples:
-        raise ValueError(
-            f"y has {np.size(y)} values, but X has {num_samples} samples: if they are lengths, give them by name, lengths=..."
-        )
-
-
-def _cuts(lengths: Any, num_samples: int) -> Array:
-    """Where sequences after the first begin."""
-    if lengths is None:
-        return np.empty(0, dtype=np.int64)
-    sizes = np.asarray(lengths)
-    if sizes.ndim != 1 or not np.issubdtype(sizes.dtype, np.integer) or (sizes < 1).any() or sizes.sum() != num_samples:
-        raise ValueError(
-            f"lengths must be positive integers that sum to the number of samples, {num_samples}, but they sum to {sizes.sum()}"
-        )
-    return np.cumsum(sizes)[:-1]
-
-
-def _chunks(X: Array, cuts: Array) -> Iterator[tuple[list[slice], list[Array]]]:
-    """Sequences of similar lengths, a few at a time, and their places in X."""
-    begins, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(X)]
-    places = sorted((slice(*pair) for pair in zip(begins, ends, strict=True)), key=lambda one: one.stop - one.start)
-    while places:
-        longest = places[-1].stop - places[-1].start
-        some = places[-max(1, SEQUENCES_AT_ONCE // longest) :]
-        del places[-len(some) :]
-        yield some, [X[place] for place in some]
-
-
-def _draw(probs: Array, random: Any) -> int:
-    return int(random.choice(len(probs), p=probs / probs.sum()))

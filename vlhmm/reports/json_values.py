@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.data import Corpus
-from vlhmm.distillation.stages import FINETUNING
+from vlhmm.distillation.stage_records import FINETUNING
 from vlhmm.evaluate import Evaluation
 from vlhmm.inspection import Inspection
 from vlhmm.inspection.summary import BlockUsage

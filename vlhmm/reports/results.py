@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vlhmm.data import Corpus
 from vlhmm.distillation.material import HeldOutSamples
-from vlhmm.distillation.stages import StageRecord
+from vlhmm.distillation.stage_records import StageRecord
 from vlhmm.reports.evaluation import HeldOutText
 from vlhmm.training.trainer import Reason
 

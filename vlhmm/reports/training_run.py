@@ -18,7 +18,8 @@ from vlhmm.cluster import Blocks, word_counts
 from vlhmm.data import Corpus
 from vlhmm.data.atomic import atomic_path, atomic_write
 from vlhmm.distillation.material import DrawnSamples, HeldOutSamples, held_out_samples
-from vlhmm.distillation.stages import MIXTURE, Taught, teaching, told_of_stages
+from vlhmm.distillation.stage_records import MIXTURE, Taught
+from vlhmm.distillation.stages import teaching, told_of_stages
 from vlhmm.distributed import ALONE, World, joined
 from vlhmm.models import Model
 from vlhmm.plot import learning_curve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlhmm._version import __version__
-from vlhmm.control.constraints import MAX_COUNT
+from vlhmm.control.count_constraints import MAX_COUNT
 from vlhmm.server.constraint_fields import KEYS, MAX_PHRASES
 from vlhmm.server.settings import ServerSettings
 
