@@ -10,7 +10,10 @@ CPU_TOKENS = 9_000_000
 """What a CPU's training reads in all, about: 5 minutes on two cores."""
 MAX_CPU_EPOCHS = 12
 """With more passes over a smaller text the model only memorizes it."""
-SMALL_TEXT = {"states_per_block": "64", "state_dropout": "0.7", "subword_dropout": "0.1", "epochs": "18"}
+SMALL_TEXT = {
+    **{"states_per_block": "64", "state_dropout": "0.7", "subword_dropout": "0.1"},
+    **{"epochs": "28", "learning_rate": "0.015", "weight_decay": "0.6"},
+}
 """Of a text so small that the time is enough for twice as many passes: more of them would only memorize it. More states with more
 of them dropped use the time better."""
 MIN_STEPS = 16
