@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 from vlhmm.training.presets import Recipe, preset
 
-CPU_TOKENS = 9_000_000
-"""What a CPU's training reads in all, about: 5 minutes on two cores."""
+CPU_TOKENS = 12_000_000
+"""What a CPU reads in training, at most: 5 minutes on two cores."""
 MAX_CPU_EPOCHS = 12
 """With more passes over a smaller text the model only memorizes it."""
-SMALL_TEXT = {
+SMALL_TEXT = 400_000
+"""Tokens up to which more states, of which more are dropped, use the time better than more passes."""
+SMALL_TEXT_CHANGES = {
     **{"states_per_block": "64", "state_dropout": "0.7", "subword_dropout": "0.1"},
-    **{"epochs": "28", "learning_rate": "0.015", "weight_decay": "0.6"},
+    **{"learning_rate": "0.015", "weight_decay": "0.6"},
 }
-"""Of a text so small that the time is enough for twice as many passes: more of them would only memorize it. More states with more
-of them dropped use the time better."""
+SMALL_TEXT_TOKENS = 6_700_000
+"""What these read in the same time."""
+MAX_SMALL_TEXT_EPOCHS = 28
 MIN_STEPS = 16
 """Of an epoch: a small text is read in smaller batches."""
 WORDS_OF_BLOCK = 8
@@ -48,7 +51,7 @@ def choose_recipe(device_type: str, num_tokens: int, vocab_size: int) -> Choice:
         >>> from vlhmm.training.choice import choose_recipe
         >>> choice = choose_recipe("cpu", 1_000_000, 8000)
         >>> choice.preset, choice.recipe.train.epochs
-        ('cpu', 9)
+        ('cpu', 12)
         >>> choose_recipe("cuda", 1_000_000, 8000).preset
         'default'
     """
@@ -57,11 +60,13 @@ def choose_recipe(device_type: str, num_tokens: int, vocab_size: int) -> Choice:
         recipe = preset("default")
         return Choice("default", f"a GPU, {text}", _fitted(recipe, num_tokens, vocab_size))
     recipe = preset("cpu")
-    passes = round(CPU_TOKENS / num_tokens)
-    changes = {"epochs": str(max(1, min(MAX_CPU_EPOCHS, passes)))}
-    if passes >= 2 * MAX_CPU_EPOCHS:
-        changes = SMALL_TEXT
-    return Choice("cpu", f"a CPU, {text}", _fitted(recipe.with_changes(changes), num_tokens, vocab_size))
+    if num_tokens <= SMALL_TEXT:
+        recipe = recipe.with_changes(SMALL_TEXT_CHANGES)
+        passes = min(MAX_SMALL_TEXT_EPOCHS, SMALL_TEXT_TOKENS // num_tokens)
+    else:
+        passes = min(MAX_CPU_EPOCHS, CPU_TOKENS // num_tokens)
+    recipe = recipe.with_changes({"epochs": str(max(1, passes))})
+    return Choice("cpu", f"a CPU, {text}", _fitted(recipe, num_tokens, vocab_size))
 
 
 def _fitted(recipe: Recipe, num_tokens: int, vocab_size: int) -> Recipe:
