@@ -12,6 +12,7 @@ f(n + 8) - f(n) are tabulated for all n, and the gains of many words are sums of
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,8 @@ TABULATED = 8
 """Counts next to a word up to here are looked up."""
 MAX_TABLE = 1 << 25
 """Values of n log n that are kept for compiled loops, 256 MiB; larger counts are few, and theirs are computed."""
-THREAD_CELLS = 1 << 14
-"""Words x blocks that are worth a thread."""
+THREAD_CELLS = 1 << 20
+"""Neighbours x blocks that are worth a thread: about a millisecond."""
 MAX_WORDS = 256
 MAX_CELLS = 1 << 23
 """Words judged together against the same counts: bounds on their number and on the memory it takes."""
@@ -114,13 +115,17 @@ class Exchange:
 
     def gains(self, start: int, stop: int) -> Floats:
         """What F gains if one of the words start..stop moves, alone, to each open block: (words, open blocks)."""
-        parts = min(torch.get_num_threads(), max(1, (stop - start) * self.num_blocks // THREAD_CELLS))
-        if parts == 1:
+        neighbours = sum(int(side.first[stop] - side.first[start]) for side in (self.following, self.preceding))
+        parts = min(torch.get_num_threads(), stop - start, neighbours * self.num_blocks // THREAD_CELLS)
+        if parts <= 1:
             return self._gains(start, stop)
         bounds = [start + (stop - start) * part // parts for part in range(parts + 1)]
         # Compiled loops, and numpy's on large arrays, run side by side.
-        with ThreadPoolExecutor(parts) as pool:
-            return np.concatenate(list(pool.map(self._gains, bounds[:-1], bounds[1:])))
+        return np.concatenate(list(self._threads.map(self._gains, bounds[:-1], bounds[1:])))
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(torch.get_num_threads())
 
     def _gains(self, start: int, stop: int) -> Floats:
         f = n_log_n
