@@ -22,6 +22,7 @@ from vlhmm.models import Model
 from vlhmm.ops import waiting
 from vlhmm.precision import float32_products
 from vlhmm.progress import Progress, result_of
+from vlhmm.training.best import Best
 from vlhmm.training.checkpoint import save_model
 from vlhmm.training.joint_phase import JointPhase, joint_steps
 from vlhmm.training.ranks import ScoredByRanks, begin_together, require_same_weights
@@ -30,7 +31,6 @@ from vlhmm.training.settings import TrainSettings
 from vlhmm.training.step import Step
 from vlhmm.training.trainer import (
     VALID_STREAMS,
-    Best,
     Reason,
     Stopped,
     check_divergence,
