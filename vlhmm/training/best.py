@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vlhmm.training.step import part_of
+from vlhmm.training.saved_state import part_of
 
 
 class Best:
