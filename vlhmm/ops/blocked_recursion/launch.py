@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vlhmm.ops.blocked_recursion import kernel
+from vlhmm.ops.blocked_recursion.backward import kernel as backward_kernel
 from vlhmm.ops.blocked_recursion.choice import launch as choices
 from vlhmm.ops.blocked_recursion.choice.launch import Choice
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
@@ -222,7 +223,7 @@ def backward(
     vectors = (run.alpha, run.weight, run.emission, run.totals, factors.init_of.contiguous())
     lengths = factors.lengths.contiguous()
     cotangents = (token_cotangent.contiguous(), None if last_cotangent is None else last_cotangent.contiguous())
-    kernel.backward[(batch,)](
+    backward_kernel.backward[(batch,)](
         *(run.tiles, *vectors, lengths, *cotangents, mean, length, num_states),
         K_PAD=tiling.states,
         FILLED=filled(num_states),
@@ -232,7 +233,7 @@ def backward(
         num_warps=tiling.backward_warps,
         num_stages=1,
     )
-    kernel.conclude[(batch * length,)](
+    backward_kernel.conclude[(batch * length,)](
         *(*vectors, factors.source_group.contiguous(), factors.target_group.contiguous(), _states(factors)),
         *(factors.log_previous.contiguous(), lengths, *cotangents, mean, sent, posterior, ratio),
         *(d_log_previous, d_log_inits, d_row_term, length, num_states, num_blocks(factors)),
