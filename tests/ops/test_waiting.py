@@ -21,7 +21,8 @@ from vlhmm.ops import waiting
 from vlhmm.ops.max_product import dense as max_dense
 from vlhmm.ops.max_product import kernel as max_kernel
 from vlhmm.ops.recursion import Factors, dense, launches, recursion_by_kernels, tilings
-from vlhmm.ops.recursion import kernel as recursion_kernel
+from vlhmm.ops.recursion import kernel as forward_kernel
+from vlhmm.ops.recursion.backward import kernel as backward_kernel
 from vlhmm.ops.recursion.resident import kernel as resident_kernel
 from vlhmm.records import convert
 
@@ -67,8 +68,8 @@ def prepared_of(factors: Factors) -> tuple[dense.Prepared, dense.Text]:
 
 
 def never_meet(monkeypatch: pytest.MonkeyPatch, method: tilings.Method) -> None:
-    module = resident_kernel if method == "resident" else recursion_kernel
-    for name in ("forward_steps", "backward_steps"):
+    modules = [resident_kernel, resident_kernel] if method == "resident" else [forward_kernel, backward_kernel]
+    for name, module in zip(("forward_steps", "backward_steps"), modules, strict=True):
         monkeypatch.setattr(module, name, Changed(getattr(module, name), uncounted=method != "resident"))
     # In the interpreter one program runs after the other.
     monkeypatch.setattr(launches, "_programs_run_at_once", lambda device: True)

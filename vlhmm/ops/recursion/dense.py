@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vlhmm.ops import waiting
 from vlhmm.ops.recursion import kernel
+from vlhmm.ops.recursion.backward import kernel as backward_kernel
 from vlhmm.ops.recursion.ends import kernel as ends
 from vlhmm.ops.recursion.exponentials import kernel as factors_kernel
 from vlhmm.ops.recursion.factors import Factors
@@ -229,7 +230,7 @@ def backward(
         for step in range(length + 1):
             made = product(ratio[length - step], prepared.tile.T, precision) if step else flow
             launch(
-                kernel.backward_steps,
+                backward_kernel.backward_steps,
                 (*arguments, made),
                 sizes,
                 range(step, step + 1),
@@ -241,7 +242,7 @@ def backward(
             )
     else:
         launch(
-            kernel.backward_steps,
+            backward_kernel.backward_steps,
             (*arguments, flow),
             sizes,
             range(length + 1),
