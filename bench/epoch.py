@@ -14,7 +14,7 @@ from bench.measure import seconds_of
 from bench.report import Epoch
 from bench.workloads import products_read
 from vlhmm.data import load_corpus
-from vlhmm.training.gradient import GradientTask
+from vlhmm.training.gradient_task import GradientTask
 from vlhmm.training.presets import Recipe, preset
 from vlhmm.training.trainer import LOG_STEPS
 

@@ -1,6 +1,6 @@
 """Tilings of the kernels of a block-factored training step: each kernel's time by each, checked against float64.
 
-What `vlhmm.ops.blocked_recursion.launch.tiling_for` says of a number of states was the fastest of those tried on one GPU; here they are
+What `vlhmm.ops.blocked_recursion.tilings.tiling_for` says of a number of states was the fastest of those tried on one GPU; here they are
 tried on another. Kernels are independent of one another, so a run tries one way of each at once.
 """
 
@@ -136,10 +136,10 @@ def results(run: Callable[[BlockedFactors], Tensor], factors: BlockedFactors) ->
 
 
 def by_kernels(precision: Precision, changes: Change) -> Callable[[BlockedFactors], Tensor]:
-    from vlhmm.ops.blocked_recursion import launch
+    from vlhmm.ops.blocked_recursion.tilings import tiling_for
 
     def run(factors: BlockedFactors) -> Tensor:
-        tiling = replace(launch.tiling_for(factors.num_states, precision), **changes)  # type: ignore[arg-type]
+        tiling = replace(tiling_for(factors.num_states, precision), **changes)  # type: ignore[arg-type]
         return blocked_recursion_by_kernels(factors, precision, tiling).token_log_probs
 
     return run

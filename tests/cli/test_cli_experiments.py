@@ -8,7 +8,7 @@ import pytest
 from cli_helpers import Run, write_text
 
 import vlhmm
-from experiments.cli import _difference
+from experiments.cli_show import _difference
 from experiments.show import Ours, Shown
 
 EXPERIMENTS = Path(vlhmm.__file__).parents[1] / "experiments"

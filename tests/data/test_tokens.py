@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlhmm.data import Tokens
-from vlhmm.data import tokens as tokens_module
-from vlhmm.data.tokens import HEADER_BYTES, id_dtype, read_header, token_writer
+from vlhmm.data import Tokens, token_file
+from vlhmm.data.token_file import HEADER_BYTES, id_dtype, read_header, token_writer
 
 HASH = "ab" * 32
 
@@ -75,7 +74,7 @@ def forged(folder: Path, **changes: object) -> Path:
     """A file whose header has been changed and its checksum made to fit."""
     path = saved(folder)
     header = asdict(read_header(path)) | changes
-    text = json.dumps({**header, "header_crc": tokens_module._header_crc(header)}).encode()
+    text = json.dumps({**header, "header_crc": token_file._header_crc(header)}).encode()
     content = path.read_bytes()
     path.write_bytes(
         (content[:12] + len(text).to_bytes(4, "little") + text).ljust(HEADER_BYTES) + content[HEADER_BYTES:]

@@ -11,7 +11,8 @@ if not torch.cuda.is_available():
     # Must be known before triton is first imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from vlhmm.ops.blocked_recursion import BlockedFactors, Precision, blocked_recursion_by_kernels, launch, reference
+from vlhmm.ops.blocked_recursion import BlockedFactors, Precision, blocked_recursion_by_kernels, reference
+from vlhmm.ops.blocked_recursion.tilings import Tiling
 from vlhmm.records import named_tensors
 from vlhmm.transitions import BlockFactoredTransition, BlockSoftmaxTransition, SoftmaxTransition, TableTransition
 
@@ -124,7 +125,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], precisio
 
 
 def check_kernels(
-    factors: BlockedFactors, precision: Precision, device: str = DEVICE, tiling: launch.Tiling | None = None
+    factors: BlockedFactors, precision: Precision, device: str = DEVICE, tiling: Tiling | None = None
 ) -> None:
     cotangents = cotangents_for(factors)
 

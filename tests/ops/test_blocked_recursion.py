@@ -24,9 +24,9 @@ from vlhmm.ops.blocked_recursion import (
     Precision,
     blocked_recursion,
     blocked_recursion_by_kernels,
-    launch,
     reference,
 )
+from vlhmm.ops.blocked_recursion.tilings import tiling_for
 from vlhmm.transitions import BlockFactoredTransition, BlockSoftmaxTransition, SoftmaxTransition, TableTransition
 
 pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
@@ -55,7 +55,7 @@ def test_groups_that_share_states_equal_the_reference(states: int) -> None:
     groups = {name: torch.randint(7, (3, 5), generator=generator) for name in ("source_group", "target_group")}
     overlapping = replace(factors, **groups, states_of_group=drawn.to(DEVICE))
     check_kernels(overlapping, "highest")
-    check_kernels(overlapping, "highest", tiling=replace(launch.tiling_for(states, "highest"), sum_programs=2))
+    check_kernels(overlapping, "highest", tiling=replace(tiling_for(states, "highest"), sum_programs=2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +71,7 @@ def test_a_tile_in_pieces_equals_the_reference(kind: type) -> None:
         "sum_width": 16,
         "tile_width": 16,
     }
-    check_kernels(factors, "highest", tiling=replace(launch.tiling_for(19, "highest"), **sizes, sum_programs=5))
+    check_kernels(factors, "highest", tiling=replace(tiling_for(19, "highest"), **sizes, sum_programs=5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +80,7 @@ def test_a_tile_that_is_filled_in_part_equals_the_reference(kind: type) -> None:
     factors = random_factors(kind, 21, batch=2, positions=3, states=35, groups=3, width=6)
     for size in (16, 32):
         sizes = dict.fromkeys(("tile_rows", "forward_rows", "backward_columns", "sum_rows", "sum_inner"), size)
-        check_kernels(factors, "highest", tiling=replace(launch.tiling_for(35, "highest"), **sizes, sum_programs=5))
+        check_kernels(factors, "highest", tiling=replace(tiling_for(35, "highest"), **sizes, sum_programs=5))
 
 
 @pytest.mark.parametrize("kind", [BlockSoftmaxTransition, SoftmaxTransition])
@@ -89,7 +89,7 @@ def test_two_products_with_one_tile_equal_the_reference(kind: type, width: int) 
     """Of 16 features each: 18 and 34 leave a part of the second or all of it out."""
     factors = random_factors(kind, 4, batch=2, positions=3, states=19, groups=3, width=width)
     sizes = {"sum_rows": 16, "sum_inner": 16, "sum_width": 16, "sum_two": True}
-    check_kernels(factors, "highest", tiling=replace(launch.tiling_for(19, "highest"), **sizes, sum_programs=5))
+    check_kernels(factors, "highest", tiling=replace(tiling_for(19, "highest"), **sizes, sum_programs=5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,7 +98,7 @@ def test_one_group_at_every_position_is_summed_over_all(kind: type) -> None:
     factors = random_factors(kind, 5, groups=2, entering=0)
     only = torch.zeros_like(factors.source_group)
     factors = replace(factors, source_group=only, target_group=only)
-    check_kernels(factors, "highest", tiling=replace(launch.tiling_for(5, "highest"), sum_programs=2))
+    check_kernels(factors, "highest", tiling=replace(tiling_for(5, "highest"), sum_programs=2))
 
 
 def test_tiles_far_below_one_do_not_underflow() -> None:
@@ -252,7 +252,7 @@ def test_what_nothing_is_asked_of_is_as_if_asked_with_zeros(kind: type, asked: s
 
 def test_too_many_states_are_refused() -> None:
     with pytest.raises(ValueError, match=r"1025 states.*at most 1024"):
-        launch.tiling_for(1025, "bf16")
+        tiling_for(1025, "bf16")
 
 
 @pytest.mark.gpu

@@ -26,7 +26,8 @@ if not torch.cuda.is_available():
 import triton
 import triton.language as tl
 
-from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels, kernel, launch, reference
+from vlhmm.ops.blocked_recursion import blocked_recursion_by_kernels, kernel, reference
+from vlhmm.ops.blocked_recursion.tilings import tiling_for
 from vlhmm.transitions import BlockFactoredTransition, SoftmaxTransition
 
 pytestmark = pytest.mark.usefixtures("unwritten_is_nan")
@@ -89,7 +90,7 @@ def test_steps_by_matrix_units_equal_those_without(kind: type, pieces: int) -> N
     """Vectors in three parts of bf16 lose nothing: tiles alone are rounded."""
     factors = moved_to(random_factors(kind, 18, batch=2, positions=6, states=19, width=12), DEVICE)
     size = 32 // pieces
-    without = replace(launch.tiling_for(19, "bf16"), forward_rows=size, backward_columns=size)
+    without = replace(tiling_for(19, "bf16"), forward_rows=size, backward_columns=size)
     found, expected = (
         results(
             partial(blocked_recursion_by_kernels, precision="bf16", tiling=tiling), factors, cotangents_for(factors)

@@ -251,7 +251,7 @@ def test_a_graph_replays_what_a_model_computes():
     cotangent = torch.randn(support.num_words, support.states_per_word, device="cuda")
 
     def gradient() -> torch.Tensor:
-        log_prob = model.emission(None, features, model.support, model._layout(), Numerics.training("bf16"))
+        log_prob = model.emission(None, features, model.support, model._layout.words(), Numerics.training("bf16"))
         return torch.autograd.grad(log_prob, weight, cotangent)[0]
 
     stream = torch.cuda.Stream()

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 from vlhmm.ops import recursion as op
 from vlhmm.ops.recursion import Factors, dense, product, recursion_by_kernels, reference, tilings
+from vlhmm.ops.recursion.launches import awaited
 from vlhmm.precision import Precision
 from vlhmm.records import convert
 
@@ -154,7 +155,7 @@ def test_on_a_gpu_values_and_gradients_equal_the_reference(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_awaited_is_no_number_and_lies_where_kernels_expect_it(dtype: torch.dtype) -> None:
     for sizes in ((3, 5, 7, 2), (1, 1, 1, 1), (2, 4, 8, 3)):
-        messages, sums = dense._awaited(*sizes, torch.empty(1, 1, dtype=dtype))
+        messages, sums = awaited(*sizes, torch.empty(1, 1, dtype=dtype))
         steps, size, states, parts = sizes
         assert messages.dtype == dtype
         assert sums.dtype == torch.float32

@@ -20,8 +20,9 @@ from vlhmm.inference.errors import raise_impossible
 from vlhmm.ops import waiting
 from vlhmm.ops.max_product import dense as max_dense
 from vlhmm.ops.max_product import kernel as max_kernel
-from vlhmm.ops.recursion import Factors, dense, recursion_by_kernels, tilings
-from vlhmm.ops.recursion import kernel as recursion_kernel
+from vlhmm.ops.recursion import Factors, dense, launches, recursion_by_kernels, tilings
+from vlhmm.ops.recursion import kernel as forward_kernel
+from vlhmm.ops.recursion.backward import kernel as backward_kernel
 from vlhmm.ops.recursion.resident import kernel as resident_kernel
 from vlhmm.records import convert
 
@@ -67,11 +68,11 @@ def prepared_of(factors: Factors) -> tuple[dense.Prepared, dense.Text]:
 
 
 def never_meet(monkeypatch: pytest.MonkeyPatch, method: tilings.Method) -> None:
-    module = resident_kernel if method == "resident" else recursion_kernel
-    for name in ("forward_steps", "backward_steps"):
+    modules = [resident_kernel, resident_kernel] if method == "resident" else [forward_kernel, backward_kernel]
+    for name, module in zip(("forward_steps", "backward_steps"), modules, strict=True):
         monkeypatch.setattr(module, name, Changed(getattr(module, name), uncounted=method != "resident"))
     # In the interpreter one program runs after the other.
-    monkeypatch.setattr(dense, "_programs_run_at_once", lambda device: True)
+    monkeypatch.setattr(launches, "_programs_run_at_once", lambda device: True)
 
 
 @overflows
@@ -139,7 +140,7 @@ def test_an_answer_is_not_given_where_a_kernel_gave_up(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("states", [5, 16])
 def test_a_program_that_owns_all_it_reads_waits_for_itself(states: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_programs_run_at_once", lambda device: True)
+    monkeypatch.setattr(launches, "_programs_run_at_once", lambda device: True)
     check(random_factors(states, 3, 5, states), "highest", "resident", SMALL)
     waiting.check(torch.device("cpu"))
 

@@ -68,7 +68,7 @@ def test_the_average_moves_towards_every_parameter_by_its_weight(
     corpus: vlhmm.Corpus, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However large the tensors that are averaged together."""
-    monkeypatch.setattr("vlhmm.training.step.SMALL", small)
+    monkeypatch.setattr("vlhmm.training.update.SMALL", small)
     step = Step(tiny_model(corpus), QUICK)
     for number, window in enumerate(torch.randint(corpus.tokenizer.vocab_size, (3, 4, 16))):
         before = [average.clone() for average in step.averaged.parameters()]

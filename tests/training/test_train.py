@@ -19,7 +19,8 @@ from vlhmm.models import scalar_hmm
 from vlhmm.progress import result_of
 from vlhmm.training.checkpoint import FolderError, read_tensors
 from vlhmm.training.em import EMSettings, em_training
-from vlhmm.training.gradient import GradientTask, train, training
+from vlhmm.training.gradient import train, training
+from vlhmm.training.gradient_task import GradientTask
 from vlhmm.training.run_folder import RunFolder, read_log
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.trainer import CheckEvent, DivergedError, Event, StepEvent, Stopped, save_run

@@ -18,8 +18,9 @@ from vlhmm.baselines.feedforward import FeedForward
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.capture import Graphed
 from vlhmm.precision import float32_products
+from vlhmm.training.saved_state import part_of, restore_optimizer
 from vlhmm.training.schedule import Plateau
-from vlhmm.training.step import part_of, pinned, reduce_gradients, restore_optimizer
+from vlhmm.training.step import pinned, reduce_gradients
 
 
 class AdamStep:

@@ -16,7 +16,8 @@ from vlhmm.baselines.awd_lstm import AWDLSTM
 from vlhmm.baselines.layers import State
 from vlhmm.capture import Graphed
 from vlhmm.precision import float32_products
-from vlhmm.training.step import part_of, pinned, reduce_gradients
+from vlhmm.training.saved_state import part_of
+from vlhmm.training.step import pinned, reduce_gradients
 
 
 class AveragedSGDStep:

@@ -22,10 +22,10 @@ from vlhmm.data import Corpus
 from vlhmm.evaluate import evaluating
 from vlhmm.progress import Progress, result_of
 from vlhmm.training.baseline_settings import AWDLSTMSettings, BaselineSettings, LSTMSettings
+from vlhmm.training.best import Best
 from vlhmm.training.trainer import (
     SAVE_SECONDS,
     VALID_STREAMS,
-    Best,
     CheckEvent,
     Reason,
     StepEvent,

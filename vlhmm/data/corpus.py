@@ -20,8 +20,9 @@ from vlhmm.data.pydocs import pydocs_documents, python_version
 from vlhmm.data.remote import TextPath, text_path
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import SplitBatch, find_text
+from vlhmm.data.token_file import id_dtype, read_header
 from vlhmm.data.tokenizer import Tokenizer
-from vlhmm.data.tokens import Tokens, id_dtype, read_header
+from vlhmm.data.tokens import Tokens
 from vlhmm.data.vocabulary import Learner, Vocabulary
 
 MANIFEST: Final = "corpus.json"

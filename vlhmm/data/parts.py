@@ -21,8 +21,9 @@ from vlhmm.data.corpus import encode_batch
 from vlhmm.data.encode import EosRule, LineEncoder
 from vlhmm.data.sources import SPLITS, Split
 from vlhmm.data.splits import GROUP, SplitBatch, Text, split_of
+from vlhmm.data.token_file import TokenWriter, read_header, token_writer
 from vlhmm.data.tokenizer import Tokenizer
-from vlhmm.data.tokens import Tokens, TokenWriter, chunks, read_header, token_writer
+from vlhmm.data.tokens import Tokens, chunks
 
 PARTS: Final = "parts"
 """The folder of the parts, in that of the corpus."""

@@ -40,8 +40,8 @@ from vlhmm.data.parts import (
 )
 from vlhmm.data.sources import SPLITS, paths_of
 from vlhmm.data.splits import SplitBatch, Text, find_text, require_documents
+from vlhmm.data.token_file import read_header
 from vlhmm.data.tokenizer import Tokenizer
-from vlhmm.data.tokens import read_header
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributed import ALONE, World, gather_when_done
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from vlhmm.memory import require_memory
 from vlhmm.models.dropout import ColumnMask, StateSubset, draw_columns, draw_kept
 from vlhmm.models.growth import split_blocks, split_states
-from vlhmm.models.model import Model, Window
+from vlhmm.models.model import Model
 from vlhmm.models.settings import ModelSettings
 from vlhmm.models.transfer import body_settings, load_body, set_state_embeddings, set_word_embeddings, split_frozen
+from vlhmm.models.window import Window
 from vlhmm.support import Support, blocked_support
 
 __all__ = [

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vlhmm.memory import require_memory
 from vlhmm.models.dropout import ColumnMask, StateSubset, draw_columns, draw_kept
-from vlhmm.models.encoder import NoEncoder, StateEncoder, StateFeatures, rows
-from vlhmm.models.heads import (
-    EmissionHead,
-    FactoredEmission,
-    FactoredStart,
-    ScalarEmission,
-    ScalarStart,
-    SoftmaxHead,
-    StartHead,
-    TransitionHead,
-    UnmaskedEmission,
-    transition_head,
-)
+from vlhmm.models.emission_floor import above_floor
+from vlhmm.models.heads import EmissionHead, SoftmaxHead, StartHead, TransitionHead, transition_head
 from vlhmm.models.initialisation import initialise
-from vlhmm.models.joint_encoder import JointEncoder
+from vlhmm.models.networks import Encoder, emission_head, encoder_of, require_agreement, start_head
 from vlhmm.models.settings import ModelSettings
-from vlhmm.ops.emission import WordLayout, emitting_states, word_layout
+from vlhmm.models.support_layout import SupportLayout
+from vlhmm.models.window import Window, WindowParts, live_states, states_in
 from vlhmm.precision import EXACT, Numerics
 from vlhmm.support import Support, blocked_support
 from vlhmm.tables import Tables, WindowTables
 from vlhmm.transitions import Transition
-
-Window = StateSubset | ColumnMask | None
-"""The states that a window uses: some of each block, all but with dead columns, or all."""
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What the tables of a window are made of."""
-
-    support: Support
-    states: Int[Tensor, " n"] | None
-    features: StateFeatures
-    log_start: Float[Tensor, " n"]
-    transition: Transition
-    boundary: Transition | None
 
 
 class Model(nn.Module):
@@ -83,7 +55,7 @@ class Model(nn.Module):
         HMM(8 states in 2 groups, 5 words, torch.float32, cpu)
     """
 
-    encoder: StateEncoder | JointEncoder | NoEncoder
+    encoder: Encoder
     start: StartHead
     transition: TransitionHead
     emission: EmissionHead
@@ -96,7 +68,7 @@ class Model(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        _check(settings, support, reset_token)
+        require_agreement(settings, support, reset_token)
         self.settings = settings
         self.reset_token = reset_token
         self._num_states = support.num_states
@@ -106,44 +78,15 @@ class Model(nn.Module):
         self.group_of_word: Tensor
         self.states_of_group: Tensor
 
-        self._lay_out()
+        self._layout = SupportLayout(self.support)
         # A state that is loaded can bring another support.
         self.register_load_state_dict_post_hook(_lay_out_again)
 
-        scalar = settings.parameterization == "scalar"
-        if scalar:
-            self.encoder = NoEncoder(support.num_states)
-        elif settings.encodes_jointly:
-            self.encoder = JointEncoder(support.num_states, settings)
-        else:
-            self.encoder = StateEncoder(support.num_states, settings)
-        free_start = scalar or settings.start == "free"
-        self.start = ScalarStart(support.num_states) if free_start else FactoredStart(settings.dim)
+        self.encoder = encoder_of(settings, support)
+        self.start = start_head(settings, support)
         self.transition = transition_head(settings, support)
-        if settings.emission == "unmasked":
-            self.emission = UnmaskedEmission(support.num_states, support.num_words)
-        elif scalar or settings.emission == "free":
-            self.emission = ScalarEmission(support.num_words, support.states_per_word)
-        else:
-            self.emission = FactoredEmission(support.num_words, settings.dim, settings.emission_bias)
+        self.emission = emission_head(settings, support)
         initialise(self, settings, generator)
-
-    def _lay_out(self) -> None:
-        """What follows from the support, so is not saved with it."""
-        support = self.support
-        layout = word_layout(support.group_of_word, support.num_groups)
-        emitting = emitting_states(support)
-        self._bucket_shapes, self._tile_words = layout.shapes, layout.tile_words
-        self.register_buffer("_bucket_words", layout.words, persistent=False)
-        self.register_buffer("_bucket_groups", layout.groups, persistent=False)
-        self.register_buffer("_word_tiles", layout.tiles, persistent=False)
-        self.register_buffer("_group_spans", layout.spans, persistent=False)
-        self.register_buffer("_emitting", None if emitting.all() else emitting, persistent=False)
-        self._bucket_words: Tensor
-        self._bucket_groups: Tensor
-        self._word_tiles: Tensor
-        self._group_spans: Tensor
-        self._emitting: Tensor | None
 
     @property
     def support(self) -> Support:
@@ -200,10 +143,10 @@ class Model(nn.Module):
             >>> model.boundary(model.all_states(), kept).log_rows(torch.tensor([0])).shape
             torch.Size([1, 4])
         """
-        target_states = self._flat(target)
+        target_states = states_in(target)
         source_states = source.states.flatten()
         into = self.encoder.into(target_states, numerics)
-        live = self._live(target_states, None)
+        live = live_states(self._layout.emitting, target_states, None)
         transition: Transition = self.transition(
             source_states, self.encoder.out(source_states, numerics), target_states, into, live, numerics
         )
@@ -237,9 +180,8 @@ class Model(nn.Module):
             (4, torch.Size([1, 4]))
         """
         parts = self._parts(previous, window, with_start, numerics)
-        log_emission = self._above_floor(
-            self.emission(parts.states, parts.features.emit, parts.support, self._layout(), numerics), parts.support
-        )
+        log_emission = self.emission(parts.states, parts.features.emit, parts.support, self._layout.words(), numerics)
+        log_emission = above_floor(log_emission, self.settings.emission_floor, parts.support)
         tables = Tables(
             parts.support, parts.log_start, parts.transition, log_emission, self.reset_token, numerics.recursion
         )
@@ -274,22 +216,25 @@ class Model(nn.Module):
         )
         return tables, parts.boundary
 
-    def _emissions_of(self, parts: _Parts, numerics: Numerics, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
-        made_for = (parts.states, parts.features.emit, parts.support, self._layout(), numerics)
-        log_emission = self._above_floor(self.emission.rows(tokens, *made_for), parts.support, tokens)
+    def _emissions_of(
+        self, parts: WindowParts, numerics: Numerics, tokens: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T K"]:
+        made_for = (parts.states, parts.features.emit, parts.support, self._layout.words(), numerics)
+        log_emission = self.emission.rows(tokens, *made_for)
+        log_emission = above_floor(log_emission, self.settings.emission_floor, parts.support, tokens)
         return log_emission.view(*tokens.shape, -1)
 
     def _parts(
         self, previous: StateSubset | None, window: Window, with_start: bool, numerics: Numerics, as_table: bool = False
-    ) -> _Parts:
+    ) -> WindowParts:
         """All but the emission; `as_table`: a softmax over all states of a dense HMM is not left in factors."""
-        states, leaving = self._flat(window), None
+        states, leaving = states_in(window), None
         if previous is not None:
             numbers = self.states_of_group.flatten() if states is None else states
             leaving = torch.cat([numbers, previous.states.flatten()])
         support = self.support_of(window)
         features = self.encoder.features(states, leaving, start=with_start, numerics=numerics)
-        live = self._live(states, window)
+        live = live_states(self._layout.emitting, states, window)
         if features.start is None:
             log_start = features.emit.new_full((support.num_states,), -torch.inf)
         else:
@@ -303,24 +248,7 @@ class Model(nn.Module):
         boundary = None
         if previous is not None:
             transition, boundary = transition.split_rows([support.num_states, previous.states.numel()])
-        return _Parts(support, states, features, log_start, transition, boundary)
-
-    def _above_floor(
-        self, log_emission: Float[Tensor, "rows K"], support: Support, tokens: Int[Tensor, "B T"] | None = None
-    ) -> Float[Tensor, "rows K"]:
-        """Each state's emission mixed with an even one over the words it can emit. A row for every token; None: for every word."""
-        floor = self.settings.emission_floor
-        if not floor:
-            return log_emission
-        emitters = support.states_of_group
-        # Not by a histogram, for which the host would wait.
-        of_word = support.group_of_word
-        words_of_group = of_word.new_zeros(support.num_groups).index_add_(0, of_word, torch.ones_like(of_word))
-        words_of_state = of_word.new_zeros(support.num_states)
-        words_of_state.index_add_(0, emitters.flatten(), words_of_group[:, None].expand_as(emitters).flatten())
-        log_even = -words_of_state[emitters].to(log_emission).log()
-        groups = of_word if tokens is None else of_word[tokens.flatten()]
-        return torch.logaddexp(log_emission + math.log1p(-floor), log_even[groups] + math.log(floor))
+        return WindowParts(support, states, features, log_start, transition, boundary)
 
     def forward(
         self,
@@ -445,25 +373,6 @@ class Model(nn.Module):
             )
         return blocked_support(self.group_of_word, *window.states.shape)
 
-    def _flat(self, window: Window) -> Int[Tensor, " n"] | None:
-        return window.states.flatten() if isinstance(window, StateSubset) else None
-
-    def _live(self, states: Int[Tensor, " n"] | None, window: Window) -> Bool[Tensor, " n"] | None:
-        emitting = None if self._emitting is None else rows(self._emitting, states)
-        if not isinstance(window, ColumnMask):
-            return emitting
-        return window.live if emitting is None else window.live & emitting
-
-    def _layout(self) -> WordLayout:
-        return WordLayout(
-            self._bucket_words,
-            self._bucket_groups,
-            self._bucket_shapes,
-            self._word_tiles,
-            self._group_spans,
-            self._tile_words,
-        )
-
     def _check_partition(self) -> None:
         if not self._partition:
             raise ValueError(
@@ -473,23 +382,4 @@ class Model(nn.Module):
 
 def _lay_out_again(model: Model, _: object) -> None:
     # A function of the module, not a bound method: copies of a model then refer to themselves, and can be pickled.
-    model._lay_out()
-
-
-def _check(settings: ModelSettings, support: Support, reset_token: int | None) -> None:
-    if settings.states_per_block != support.states_per_word:
-        raise ValueError(
-            f"the settings ask for {settings.states_per_block} states per block, but the support has "
-            f"{support.states_per_word}: set states_per_block to that"
-        )
-    if settings.embeddings == "factored" and not support.partition:
-        raise ValueError('embeddings "factored" need words and states partitioned into blocks: use "tied" or "split"')
-    if settings.emission == "unmasked":
-        require_memory(
-            support.num_states * support.num_words * torch.get_default_dtype().itemsize,
-            f"an emission table of {support.num_states} states and {support.num_words} words",
-            'use fewer states, or emission "blocked"',
-            support.group_of_word.device,
-        )
-    if reset_token is not None and not 0 <= reset_token < support.num_words:
-        raise ValueError(f"the reset token is {reset_token}, but tokens go from 0 to {support.num_words - 1}")
+    model._layout = SupportLayout(model.support)

@@ -13,7 +13,7 @@ from vlhmm.data.corpus import MANIFEST, eos_rule
 from vlhmm.data.encode import LineEncoder
 from vlhmm.data.remote import text_path
 from vlhmm.data.sources import Split, read_batches, text_files
-from vlhmm.data.tokens import id_dtype
+from vlhmm.data.token_file import id_dtype
 from vlhmm.lm import LanguageModel
 from vlhmm.training.plan import read_plan
 

@@ -26,11 +26,12 @@ from vlhmm.progress import Progress
 from vlhmm.records import mapped
 from vlhmm.settings import settings_from
 from vlhmm.tables import Tables
+from vlhmm.training.best import Best
 from vlhmm.training.checkpoint import save_model
 from vlhmm.training.ranks import ScoredByRanks, begin_together, require_same_weights
 from vlhmm.training.run_folder import RunFolder, path_of
-from vlhmm.training.step import part_of
-from vlhmm.training.trainer import VALID_STREAMS, Best, DivergedError, Event, Reason, Stopped, fit, run_to_end
+from vlhmm.training.saved_state import part_of
+from vlhmm.training.trainer import VALID_STREAMS, DivergedError, Event, Reason, Stopped, fit, run_to_end
 
 
 @dataclass(frozen=True)

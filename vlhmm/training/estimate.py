@@ -13,7 +13,7 @@ import torch
 from vlhmm.data import Corpus
 from vlhmm.evaluate import HMMScorer
 from vlhmm.models import Model
-from vlhmm.training.gradient import GradientTask
+from vlhmm.training.gradient_task import GradientTask
 from vlhmm.training.plan import Plan, sketched_model
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.trainer import VALID_STREAMS

@@ -26,16 +26,14 @@ from vlhmm.inference.score import can_be_captured, reads_positions, score
 from vlhmm.models import Model, StateSubset, Window, split_frozen
 from vlhmm.ops import parameter_update
 from vlhmm.ops.clipping import clip_gradients
-from vlhmm.ops.parameter_update import AdamW, Group, Moved, update_by_kernels
 from vlhmm.precision import Numerics, network_products
 from vlhmm.tables import Belief
 from vlhmm.training.reduction import FlatGradients
+from vlhmm.training.saved_state import part_of, restore_optimizer
 from vlhmm.training.settings import TrainSettings
 from vlhmm.training.sharding import SHARDED_FROM, OwnParts, require_fitting
 from vlhmm.training.underflow import UnderflowWatch, in_capture, revived
-
-SMALL = 1 << 18
-"""Numbers of a tensor: with fewer a launch of its own costs more than moving them twice."""
+from vlhmm.training.update import adam_by_kernels, move_averages
 
 
 class Step:
@@ -193,7 +191,7 @@ class Step:
         self._update(self.update, eagerly=not self._gradients.replayed)
         if self._parts is not None:
             self._parts.share(f"step {self.count + 1}")
-            self._average(self._averages())
+            move_averages(self._averages(), self._average_weight)
 
     def _change_objective(self) -> None:
         """From p(x) to p(x, z) or back; a graph holds one of them."""
@@ -282,9 +280,9 @@ class Step:
         """The optimizer's step and the running average."""
         largest_norm, pairs = self.settings.clip or math.inf, self._averages()
         if self._parts is None and parameter_update.kernels_take(self.parameters):
-            self.gradient_norm.copy_(self._update_by_kernels(largest_norm, pairs))
+            self.gradient_norm.copy_(adam_by_kernels(self.optimizer, pairs, largest_norm, self._average_weight))
             # Those that no gradient reaches.
-            self._average([pair for pair in pairs if not pair[1].requires_grad])
+            move_averages([pair for pair in pairs if not pair[1].requires_grad], self._average_weight)
             return
         self.gradient_norm.copy_(clip_gradients(self.parameters, largest_norm))
         if self._parts is not None:
@@ -292,49 +290,13 @@ class Step:
             self._parts.take_gradients()
         self.optimizer.step()
         if self._parts is None:
-            self._average(pairs)
+            move_averages(pairs, self._average_weight)
 
     def _averages(self) -> list[tuple[Tensor, Tensor]]:
         """Every parameter behind its running average; none without averages."""
         if not self.settings.ema:
             return []
         return list(zip(self.averaged.parameters(), self.model.parameters(), strict=True))
-
-    def _update_by_kernels(self, largest_norm: float, pairs: list[tuple[Tensor, Tensor]]) -> Float[Tensor, ""]:
-        """The same in one pass over all; the optimizer holds its rates and state as ever."""
-        average_of = {parameter: average for average, parameter in pairs}
-        groups = []
-        for group in self.optimizer.param_groups:
-            members = [self._moved(parameter, average_of.get(parameter)) for parameter in group["params"]]
-            rate = torch.as_tensor(group["lr"], dtype=torch.float32, device=self.loss.device)
-            groups.append(Group(rate, members))
-        some = self.optimizer.param_groups[0]
-        beta1, beta2 = some["betas"]
-        adam = AdamW(beta1, beta2, some["eps"], some["weight_decay"])
-        return update_by_kernels(groups, adam, largest_norm, self._average_weight)
-
-    def _moved(self, parameter: Tensor, average: Tensor | None) -> Moved:
-        state = self.optimizer.state[parameter]
-        if not state:
-            # As the optimizer's first step would.
-            state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        assert parameter.grad is not None, "every parameter has a gradient, though it be zeros"
-        return Moved(parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"], average)
-
-    @torch.no_grad()
-    def _average(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        for average, parameter in pairs:
-            if parameter.numel() >= SMALL:
-                average.lerp_(parameter, self._average_weight)
-        small = [pair for pair in pairs if pair[0].numel() < SMALL]
-        if small:
-            # All of them in three launches.
-            averages: list[Tensor] = [average for average, _ in small]
-            current: list[Tensor] = [parameter for _, parameter in small]
-            moves = torch._foreach_sub(current, averages)
-            torch._foreach_mul_(moves, self._average_weight)
-            torch._foreach_add_(averages, moves)
 
     def read_loss(self) -> float:
         """The loss of the last step, and how many sequences have underflowed so far: waits for the device.
@@ -435,20 +397,3 @@ def reduce_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 def pinned(tokens: Int[Tensor, "B T"], device: torch.device) -> Int[Tensor, "B T"]:
     """Page-locked for a GPU: the copy of pageable memory would wait for the step before."""
     return tokens.pin_memory() if device.type == "cuda" and not tokens.is_cuda else tokens
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts back `<parameter>.<name>` of its state; the rates stay, in the tensors that a graph may read."""
-    state = optimizer.state_dict()
-    for name, value in tensors.items():
-        index, key = name.split(".")
-        state["state"].setdefault(int(index), {})[key] = value
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-
-
-def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Of these alone the values are asked for."""
-    return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}

@@ -22,7 +22,6 @@ from vlhmm.distributed import ALONE, FinalError, World, any_rank
 from vlhmm.interrupts import StopRequest, stop_signals
 from vlhmm.progress import Progress
 from vlhmm.training.run_folder import RunFolder
-from vlhmm.training.step import part_of
 
 VALID_STREAMS = 32
 """Checks during training score the validation text in so many warm-started streams, unless windows are independent."""
@@ -336,36 +335,6 @@ class _Saves:
             save_run(task, folder, begun - self._training_begun, unchecked=unchecked)
         self._at = time.monotonic()
         self._took = self._at - begun
-
-
-class Best:
-    """The weights of the lowest validation perplexity so far, the first ones until there is any."""
-
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self.perplexity = math.inf
-        self.is_saved = True
-        """Nothing is new since the model folder was written."""
-        self.weights = _copied(weights)
-
-    def offer(self, perplexity: float, weights: Mapping[str, Tensor]) -> None:
-        """Keeps a copy if they are better."""
-        if perplexity < self.perplexity:
-            self.perplexity, self.weights, self.is_saved = perplexity, _copied(weights), False
-
-    def keep(self, weights: Mapping[str, Tensor]) -> None:
-        """Those of a run that was stopped before it scored any; the first that are scored replace them."""
-        self.weights, self.is_saved = _copied(weights), False
-
-    def state(self) -> dict[str, Tensor]:
-        return {f"best.{name}": value for name, value in self.weights.items()}
-
-    def restore(self, tensors: Mapping[str, Tensor], perplexity: float, device: torch.device) -> None:
-        self.perplexity = perplexity
-        self.weights = {name: value.to(device) for name, value in part_of(tensors, "best.").items()}
-
-
-def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in weights.items()}
 
 
 class DivergedError(FinalError):

@@ -21,8 +21,9 @@ from vlhmm.distillation.decoder.folder import load_weights, save_decoder, weight
 from vlhmm.distillation.decoder.model import Decoder, decoder_perplexity
 from vlhmm.distillation.decoder.settings import DecoderSettings, DecoderTraining
 from vlhmm.progress import Progress
+from vlhmm.training.saved_state import part_of, restore_optimizer
 from vlhmm.training.schedule import planned_factor
-from vlhmm.training.step import part_of, pinned, reduce_gradients, restore_optimizer
+from vlhmm.training.step import pinned, reduce_gradients
 from vlhmm.training.trainer import (
     SAVE_SECONDS,
     CheckEvent,

@@ -25,7 +25,7 @@ from vlhmm.data.atomic import atomic_write
 from vlhmm.data.corpus import MANIFEST, eos_rule
 from vlhmm.data.prepare import write_manifest
 from vlhmm.data.sources import SPLITS
-from vlhmm.data.tokens import id_dtype, token_writer
+from vlhmm.data.token_file import id_dtype, token_writer
 from vlhmm.distillation.teachers.drawing import TextDrawer
 from vlhmm.distillation.teachers.model import Teacher
 from vlhmm.distillation.teachers.samples import SHARDS, claimed, shards_of

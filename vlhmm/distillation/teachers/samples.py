@@ -25,7 +25,7 @@ from vlhmm.data import Tokenizer, Tokens
 from vlhmm.data.atomic import LOCK, atomic_write, remove_partials
 from vlhmm.data.json_file import read_json_object
 from vlhmm.data.prepare import write_manifest
-from vlhmm.data.tokens import id_dtype
+from vlhmm.data.token_file import id_dtype
 from vlhmm.distillation.teachers.drawing import TextDrawer
 from vlhmm.distillation.teachers.model import Teacher
 from vlhmm.distributed import ALONE, World, any_rank, broadcast_object, first_does, gather_when_done

@@ -8,7 +8,7 @@ does the rest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,12 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vlhmm.ops.blocked_recursion.factors import BlockedFactors
+from vlhmm.ops.blocked_recursion.tilings import Tiling, tiling_for
 from vlhmm.ops.recursion import recursion
 from vlhmm.ops.transition_tiles import TransitionOperands
 from vlhmm.precision import Precision
-
-if TYPE_CHECKING:
-    from vlhmm.ops.blocked_recursion.launch import Tiling
 
 __all__ = ["BlockedFactors", "BlockedRun", "blocked_recursion", "blocked_recursion_by_kernels"]
 
@@ -111,7 +109,7 @@ class _BlockedRecursion(torch.autograd.Function):
         inputs = (log_previous, log_inits, out, into, row_term, block_weight, block_bias, log_emission, *indices)
         factors = _rebuilt(inputs, states_of_group, per_block)
         # The tiles of a table are in float32 always.
-        tiling = tiling or launch.tiling_for(factors.num_states, "highest" if into is None else precision)
+        tiling = tiling or tiling_for(factors.num_states, "highest" if into is None else precision)
         packed = launch.operands(factors, precision)
         choice = launch.choice_of(factors, packed, precision, with_mean)
         run = launch.forward(factors, packed, precision, tiling, choice)

@@ -1,5 +1,5 @@
 """The recursion when every position takes the one tile, on a GPU: what is allocated and launched; `tilings` says how
-the work is tiled, and which kernel does it.
+the work is tiled, and which kernel does it, `launches` how its steps are launched.
 
 Up to about a thousand states one persistent kernel a direction walks over time and keeps the tile on the chip; up to a few thousand
 another reads the tile anew at each step. With more of them the product of a step outweighs its launch, and is left to cuBLAS.
@@ -10,7 +10,6 @@ Axes as in `factors`. Nothing here synchronises host and device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,14 +17,16 @@ from torch import Tensor
 
 from vlhmm.ops import waiting
 from vlhmm.ops.recursion import kernel
+from vlhmm.ops.recursion.backward import kernel as backward_kernel
 from vlhmm.ops.recursion.ends import kernel as ends
 from vlhmm.ops.recursion.exponentials import kernel as factors_kernel
 from vlhmm.ops.recursion.factors import Factors
+from vlhmm.ops.recursion.launches import awaited, launch, launch_resident
 from vlhmm.ops.recursion.product import product
 from vlhmm.ops.recursion.resident import kernel as resident
 from vlhmm.ops.recursion.scaled import Gradient
 from vlhmm.ops.recursion.tilings import Method, Tiling, method_for, tiling_for
-from vlhmm.ops.sizes import cdiv, multiprocessors, power_of_2
+from vlhmm.ops.sizes import cdiv, power_of_2
 from vlhmm.precision import Precision
 
 SMALLEST_TOTAL = 1e-19
@@ -142,7 +143,7 @@ def forward(
     messages = torch.empty(slots, size, states, device=device)
     lows = torch.empty(2, length, size, parts, device=device)
     if method == "resident":
-        operand, sums = _awaited(length + 1, size, states, parts, prepared.tile)
+        operand, sums = awaited(length + 1, size, states, parts, prepared.tile)
     else:
         operand = torch.empty(2, size, states, device=device, dtype=prepared.tile.dtype)
         sums = torch.empty(length + 1, size, parts, device=device)
@@ -152,16 +153,16 @@ def forward(
     sizes = (size, length, states, slots)
     if method == "resident":
         steps = resident.forward_steps
-        _launch_resident(steps, arguments, sizes, length, length + 1, tiling, waiting.FORWARD_RESIDENT, KEEP=keep)
+        launch_resident(steps, arguments, sizes, length, length + 1, tiling, waiting.FORWARD_RESIDENT, KEEP=keep)
     elif method == "cublas":
         for t in range(length + 1):
             made = product(operand[t % 2], prepared.tile, precision) if t < length else messages
-            _launch(
+            launch(
                 *(kernel.forward_steps, (*arguments, made), sizes, range(t, t + 1)),
                 *(tiling, precision, method, waiting.FORWARD),
             )
     else:
-        _launch(
+        launch(
             *(kernel.forward_steps, (*arguments, messages), sizes, range(length + 1)),
             *(tiling, precision, method, waiting.FORWARD),
         )
@@ -205,7 +206,7 @@ def backward(
     tiling = tiling or tiling_for(size, states, device, precision, method)
     parts = cdiv(states, tiling.columns)
     if method == "resident":
-        ratio, sums = _awaited(length + 1, size, states, parts, prepared.tile)
+        ratio, sums = awaited(length + 1, size, states, parts, prepared.tile)
         # Nothing comes from past the end.
         ratio[length] = 0.0
         sums[length] = 0.0
@@ -221,15 +222,15 @@ def backward(
     )
     sizes = (size, length, states)
     if method == "resident":
-        _launch_resident(
+        launch_resident(
             *(resident.backward_steps, arguments, sizes, length + 1, length + 1, tiling, waiting.BACKWARD_RESIDENT),
             NONNEGATIVE=nonnegative,
         )
     elif method == "cublas":
         for step in range(length + 1):
             made = product(ratio[length - step], prepared.tile.T, precision) if step else flow
-            _launch(
-                kernel.backward_steps,
+            launch(
+                backward_kernel.backward_steps,
                 (*arguments, made),
                 sizes,
                 range(step, step + 1),
@@ -240,8 +241,8 @@ def backward(
                 NONNEGATIVE=nonnegative,
             )
     else:
-        _launch(
-            kernel.backward_steps,
+        launch(
+            backward_kernel.backward_steps,
             (*arguments, flow),
             sizes,
             range(length + 1),
@@ -260,101 +261,9 @@ def backward(
     return Gradient(flow, from_inits, from_tile, posterior)
 
 
-def _awaited(steps: int, size: int, states: int, parts: int, tile: Tensor) -> tuple[Tensor, Tensor]:
-    """Messages in the tile's type and their parts' sums, which are read until a number stands there: with all bits set neither
-    type has one, so that one launch fills both."""
-    # Kernels count on addresses that are multiples of 16 bytes.
-    message_bytes = 16 * cdiv(steps * size * states * tile.element_size(), 16)
-    sum_bytes = 8 * cdiv(steps * size * parts * 4, 8)
-    filled = torch.full(((message_bytes + sum_bytes) // 8,), -1, dtype=torch.int64, device=tile.device).view(torch.int8)
-    messages = filled[:message_bytes].view(tile.dtype)[: steps * size * states].view(steps, size, states)
-    return messages, filled[message_bytes:].view(torch.float32)[: steps * size * parts].view(steps, size, parts)
-
-
-def _programs_run_at_once(device: torch.device) -> bool:
-    """As a cooperative launch has it; those of the interpreter run one after the other."""
-    return device.type == "cuda"
-
-
 def _operand_type(precision: Precision, device: torch.device) -> torch.dtype:
     # The interpreter takes bfloat16 for integers in a matrix product.
     return torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
-
-
-def _launch_resident(
-    steps_kernel: Any,
-    arguments: tuple[Tensor, ...],
-    sizes: tuple[int, ...],
-    steps: int,
-    launches: int,
-    tiling: Tiling,
-    operation: int,
-    **options: Any,
-) -> None:
-    """All steps in one launch; the interpreter, whose programs cannot wait for one another, launches each, and the end."""
-    size, _, states = sizes[:3]
-    device = arguments[0].device
-    waits = _programs_run_at_once(device)
-    parts = cdiv(states, tiling.columns)
-    options |= waiting.cooperative_options(device)
-    for first, end in [(0, steps)] if waits else [(t, min(t + 1, steps)) for t in range(launches)]:
-        steps_kernel[(cdiv(size, tiling.rows) * parts,)](
-            *arguments,
-            *(waiting.reports(device), waiting.MAX_POLLS),
-            *sizes,
-            first,
-            end,
-            OPERATION=operation,
-            PARTS=power_of_2(parts),
-            ROWS=tiling.rows,
-            COLUMNS=tiling.columns,
-            SOURCES=max(16, power_of_2(states)),
-            PERSISTENT=waits,
-            num_warps=tiling.num_warps,
-            **options,
-        )
-
-
-def _launch(
-    steps_kernel: Any,
-    arguments: tuple[Tensor, ...],
-    sizes: tuple[int, ...],
-    steps: range,
-    tiling: Tiling,
-    precision: Precision,
-    method: Method,
-    operation: int,
-    **options: Any,
-) -> None:
-    """All steps in one launch, or each in its own."""
-    size, _, states = sizes[:3]
-    device = arguments[0].device
-    parts = cdiv(states, tiling.columns)
-    programs = cdiv(size, tiling.rows) * parts
-    options |= {"num_warps": tiling.num_warps, "num_stages": tiling.num_stages}
-    arrived = arguments[-1]
-    if method == "persistent":
-        arrived = torch.zeros(1, dtype=torch.int32, device=device)
-        # Programs that wait for one another must all run at once.
-        programs = min(programs, multiprocessors(device))
-        options |= waiting.cooperative_options(device)
-    for first in [steps.start] if method == "persistent" else steps:
-        steps_kernel[(programs,)](
-            *arguments,
-            *(arrived, waiting.reports(device), waiting.MAX_POLLS),
-            *sizes,
-            first,
-            steps.stop if method == "persistent" else first + 1,
-            PARTS=power_of_2(parts),
-            ROWS=tiling.rows,
-            COLUMNS=tiling.columns,
-            INNER=tiling.inner,
-            INPUT_PRECISION="ieee" if precision == "highest" else "tf32",
-            PERSISTENT=method == "persistent",
-            FUSED=method != "cublas",
-            OPERATION=operation,
-            **options,
-        )
 
 
 def _init_gradient(prepared: Prepared, text: Text, posterior: Float[Tensor, "B T K"]) -> Float[Tensor, "I K"]:

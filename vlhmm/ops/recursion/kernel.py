@@ -6,16 +6,7 @@ barrier over the whole grid ends each position: 64 dependent steps cost 64 barri
 A program whose wait reaches its bound writes NaN, see `ops.waiting`.
 
 A row's sum must be known to normalise it, but only the next barrier makes it known. So a message is written raw,
-beside its sum over each tile of states, and its readers divide by the sum. The backward pass has no sum to wait for: with
-B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was asked), so
-
-    B_t = A (B_t+1 e_t+1 / c_t+1) + g_t - g_t+1.
-
-By rounding the sum is a little off; the difference is added to every entry one step later, so it never grows.
-
-B_t is Q_t over alpha_t, and r_t is Q_t over the probability with which a state was predicted. A state that has all but faded and
-yet comes back makes them larger than float32 can hold. Such states, and they alone, are left out in the backward pass; their share of
-Q goes to the others as that difference.
+beside its sum over each tile of states, and its readers divide by the sum. `ops.recursion.backward.kernel` has the backward pass.
 
 How factors are scaled, and emissions read, is in `ops.recursion.exponentials.kernel`.
 
@@ -42,8 +33,6 @@ from vlhmm.ops.rounding.kernel import nearest_tf32
 from vlhmm.ops.waiting.kernel import wait_for_count
 
 MAX_TOTAL = tl.constexpr(2.0**100)
-MAX_VALUE = tl.constexpr(2.0**126)
-MAX_RATIO = tl.constexpr(2.0**112)
 # Of a sum of products: above the first as precise as any, above the second also where messages have underflowed.
 SMALLEST_PRECISE = tl.constexpr(2.0**-103)
 OUTWEIGHS = tl.constexpr(2.0**-71)
@@ -54,21 +43,6 @@ OUTWEIGHS = tl.constexpr(2.0**-71)
 def inverse_of(total, divides):
     """1 / total where it `divides`, else 1. Next to the smallest numbers an inverse is infinite: there the message sums to less than 1."""
     return 1.0 / tl.where(divides & (total > 0), tl.maximum(total, SMALLEST_NORMAL), 1.0)
-
-
-@triton.jit
-@no_type_check
-def reached_by(message, backed):
-    """The states that take part in the backward pass. NaN stays, to be seen."""
-    return (message > 0) & ~(tl.abs(backed) > MAX_VALUE)
-
-
-@triton.jit
-@no_type_check
-def carried_back(value, weight, carries):
-    """value x weight where that can be held, else 0; NaN stays, to be seen."""
-    r = value * weight
-    return tl.where(carries & ~(tl.abs(r) > MAX_RATIO), r, 0.0)
 
 
 @triton.jit
@@ -318,120 +292,3 @@ def finish(
         )
     tl.store(log_prob + row, tl.sum(whole, 0).to(tl.float32))
     tl.store(underflow + row, underflow_level.to(tl.int8))
-
-
-@triton.jit(do_not_specialize=["polls_left", "first_step", "end_step"])
-@no_type_check
-def backward_steps(
-    ratio,
-    messages,
-    tile,
-    log_rows,
-    peaks,
-    row_of,
-    posterior,
-    init_of,
-    lengths,
-    scale,
-    token_cotangent,
-    last_cotangent,
-    last_cotangent_sum,
-    sums,
-    flow,
-    product,
-    arrived,
-    reports,
-    polls_left,
-    size,
-    num_positions,
-    states,
-    first_step,
-    end_step,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr,
-    PERSISTENT: tl.constexpr,
-    FUSED: tl.constexpr,
-    OPERATION: tl.constexpr,
-    NONNEGATIVE: tl.constexpr,
-):
-    """Step s makes r and Q of position t = T - 1 - s from r of position t + 1; the last one the flow into log_previous."""
-    parts = tl.cdiv(states, COLUMNS)
-    row_tiles = tl.cdiv(size, ROWS)
-    slot_size = tl.cast(size, tl.int64) * states
-    for step in tl.range(first_step, end_step, num_stages=1):
-        t = num_positions - 1 - step
-        for index in tl.range(tl.program_id(0), row_tiles * parts, tl.num_programs(0), num_stages=1):
-            part = index // row_tiles
-            rows = (index % row_tiles) * ROWS + tl.arange(0, ROWS)
-            columns = part * COLUMNS + tl.arange(0, COLUMNS)
-            in_batch = rows < size
-            in_tile = in_batch[:, None] & (columns < states)[None, :]
-            at = rows[:, None].to(tl.int64) * states + columns[None, :]
-            length = tl.load(lengths + rows, mask=in_batch, other=0)
-            per_position = rows.to(tl.int64) * num_positions + t
-            next_moves = t + 1 < length
-            next_moves = next_moves & (tl.load(init_of + per_position + 1, mask=next_moves, other=0) < 0)
-            # What rounding took from the sum of F at t + 1, which ought to be what the token at t + 2 was asked.
-            known = next_moves & (t + 2 < length)
-            known = known & (tl.load(init_of + per_position + 2, mask=known, other=0) < 0)
-            every_part = tl.arange(0, PARTS)
-            flow_sums = tl.load(
-                sums + ((t + 1) * tl.cast(size, tl.int64) + rows[:, None]) * parts + every_part[None, :],
-                mask=known[:, None] & (every_part < parts)[None, :],
-                other=0.0,
-            )
-            missing = tl.load(token_cotangent + per_position + 2, mask=known, other=0.0) - tl.sum(flow_sums, 1)
-            # Read before the product, so that the product hides the wait.
-            message = tl.load(messages + (t + 1) * slot_size + at, mask=in_tile, other=0.0)
-            within = (t >= 0) & (t < length)
-            weight = emission_weight(log_rows, peaks, row_of, per_position, columns, states, within, in_tile)
-            if FUSED:
-                backed = matrix_product(
-                    ratio + (t + 1) * slot_size,
-                    tile,
-                    rows,
-                    columns,
-                    size,
-                    states,
-                    tl.max(next_moves.to(tl.int32), 0) * states,
-                    1,
-                    states,
-                    ROWS,
-                    COLUMNS,
-                    INNER,
-                    INPUT_PRECISION,
-                )
-            else:
-                backed = tl.load(product + at, mask=in_tile, other=0.0)
-            backed = tl.where(next_moves[:, None], backed + missing[:, None], 0.0)
-            if PERSISTENT:
-                backed = tl.where(polls_left > 0, backed, float("nan"))
-            if t >= 0:
-                ends = (t == length - 1) & in_batch
-                asked_of_last = tl.load(last_cotangent + at, mask=in_tile & ends[:, None] & (message > 0), other=0.0)
-                backed = tl.where(ends[:, None], asked_of_last / tl.maximum(message, SMALLEST_NORMAL), backed)
-                reached = reached_by(message, backed)
-                flow_sum = tl.load(token_cotangent + per_position + 1, mask=next_moves, other=0.0)
-                flow_sum += tl.load(last_cotangent_sum + rows, mask=ends, other=0.0)
-                asked = tl.load(token_cotangent + per_position, mask=within, other=0.0)
-                value = backed + (asked - flow_sum)[:, None]
-                total = tl.load(scale + per_position, mask=within, other=0.0)
-                # What flows back to a state that is not reached may be of any size.
-                probability = tl.where(within[:, None] & reached, message * value, 0.0)
-                if NONNEGATIVE:
-                    probability = tl.where(probability < 0, 0.0, probability)
-                tl.store(posterior + per_position[:, None] * states + columns[None, :], probability, mask=in_tile)
-                moves = within & (total > 0)
-                moves = moves & (tl.load(init_of + per_position, mask=within, other=0) < 0)
-                carries = moves[:, None] & reached & (weight > 0)
-                r = carried_back(value, weight / tl.where(moves, total, 1.0)[:, None], carries)
-                tl.store(ratio + t * slot_size + at, r.to(ratio.dtype.element_ty), mask=in_tile)
-                sums_at = (t * tl.cast(size, tl.int64) + rows) * parts + part
-                tl.store(sums + sums_at, tl.sum(tl.where(reached, message * backed, 0.0), 1), mask=in_batch)
-            else:
-                tl.store(flow + at, tl.where(reached_by(message, backed), message * backed, 0.0), mask=in_tile)
-        if PERSISTENT:
-            polls_left = grid_barrier(arrived, (step + 1) * tl.num_programs(0), polls_left, reports, OPERATION, step)

@@ -193,16 +193,16 @@ class SmallDense:
         plan = self._plan(text, kept=text.tokens.shape[1] * self._states)
         if plan is None:
             return None
-        from vlhmm.ops.small_dense import best_lanes
+        from vlhmm.ops.small_dense import best_exact, best_lanes
 
-        _, alone, exact = _loops()
+        _, alone, _ = _loops()
         logs, found = self._logs, (np.empty(text.tokens.shape, np.int64), np.empty(len(text.tokens), self._dtype))
         if plan.one_by_one and alone.best_paths(logs.alone, text.operands, *found, NO_STATUS, 0, plan.size):
             return found
         worst = plan.run(
             lambda *part: best_lanes.best_paths(logs.lanes, text.operands, *found, *part),
             lambda *part: alone.best_paths(logs.alone, text.operands, *found, *part),
-            lambda *part: exact.best_paths(logs.exact, text.operands, *found, *part),
+            lambda *part: best_exact.best_paths(logs.exact, text.operands, *found, *part),
         )
         return None if worst != _OK else found
 

@@ -1,8 +1,8 @@
 """The recursion of a dense HMM on a GPU when programs can hold the tile among them: `ops.recursion.dense` calls these kernels.
 
-The mathematics is that of `ops.recursion.kernel`. A program owns ROWS sequences x COLUMNS states at every position and keeps the
-SOURCES x COLUMNS part of the tile that leads there, so a position reads only the message of its sequences: from the programs that
-own the other states of the same ones. Those alone are waited for.
+The mathematics is that of `ops.recursion.kernel` and `ops.recursion.backward.kernel`. A program owns ROWS sequences x COLUMNS states
+at every position and keeps the SOURCES x COLUMNS part of the tile that leads there, so a position reads only the message of its
+sequences: from the programs that own the other states of the same ones. Those alone are waited for.
 
 There are no signals. The messages of each position lie in memory of their own, filled with NaN beforehand, as do their sums; a
 reader reads again until all are numbers. A reader stops at its bound and writes NaN, see `ops.waiting`.
@@ -15,8 +15,9 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from vlhmm.ops.recursion.backward.kernel import carried_back, reached_by
 from vlhmm.ops.recursion.exponentials.kernel import SMALLEST_NORMAL, bounded, emission_weight
-from vlhmm.ops.recursion.kernel import carried_back, inverse_of, reached_by, store_least
+from vlhmm.ops.recursion.kernel import inverse_of, store_least
 from vlhmm.ops.waiting.kernel import report
 
 

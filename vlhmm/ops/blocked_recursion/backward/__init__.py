@@ -1,0 +1,1 @@
+"""The backward pass of a blocked recursion, on a GPU: `blocked_recursion.launch` calls these kernels."""
