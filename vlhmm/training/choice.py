@@ -13,8 +13,11 @@ MAX_CPU_EPOCHS = 12
 SMALL_TEXT = 400_000
 """Tokens up to which more states, of which more are dropped, use the time better than more passes."""
 SMALL_TEXT_CHANGES = {
-    **{"states_per_block": "64", "state_dropout": "0.7", "subword_dropout": "0.1"},
-    **{"learning_rate": "0.015", "weight_decay": "0.6"},
+    "states_per_block": "64",
+    "state_dropout": "0.7",
+    "subword_dropout": "0.1",
+    "learning_rate": "0.015",
+    "weight_decay": "0.6",
 }
 SMALL_TEXT_TOKENS = 6_700_000
 """What these read in the same time."""
