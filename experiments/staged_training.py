@@ -1,6 +1,6 @@
 """The training of HMMs whose recipe has stages: a teacher of the same text, its samples, their mixture with the text, fine-tuning.
 
-Teachers and samples are made once and linked into the rows that agree on what decides them.
+Teachers, samples and the training on the mixture are made once and linked into the rows that agree on what decides them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def train_staged(
         )
     if taught.stopped is None:
         model = recipe.make_model(corpus, blocks).to(device)
-        taught = yield from _as_row_events(teaching(recipe, corpus, blocks, model, place.folder, max_seconds=left()))
+        with FileLock((place.folder / MIXTURE).resolve().with_suffix(".lock")):
+            taught = yield from _as_row_events(
+                teaching(recipe, corpus, blocks, model, place.folder, max_seconds=left())
+            )
     if taught.stopped is not None:
         stopped = taught.stopped
         yield RowStopped("time" if stopped.reason == "time" else "interrupted", stopped.step, stopped.num_steps)
@@ -70,14 +73,16 @@ def train_staged(
 
 
 def _link_shared(recipe: Recipe, corpus: Corpus, device: torch.device, place: Place) -> Path:
-    """The row's folders of teacher and samples become links; what decides each names the folder that they lead to."""
+    """The row's folders of teacher, samples and mixture become links; what decides each names the folder that they lead to."""
     assert recipe.stages is not None
     stages = recipe.stages
     teacher = {"teacher": teacher_values(stages.teacher), "seed": recipe.train.seed, "corpus": corpus.hash}
     # How often the real text stands among them is no matter of the samples.
     drawn = {**asdict(stages.samples), "real_copies": 0, "device": device.type}
     shared = place.runs / "taught" / name_of(teacher)
-    folders = {SAMPLES: shared / f"{SAMPLES}-{name_of(drawn)}"}
+    trained = {name: values for name, values in recipe.to_dict().items() if name in ("blocks", "model", "train")}
+    mixed = {**trained, "samples": {**drawn, "real_copies": stages.samples.real_copies}}
+    folders = {SAMPLES: shared / f"{SAMPLES}-{name_of(drawn)}", MIXTURE: shared / f"{MIXTURE}-{name_of(mixed)}"}
     if not isinstance(stages.teacher, PretrainedSettings):
         folders[TEACHER] = shared / TEACHER
     place.folder.mkdir(parents=True, exist_ok=True)

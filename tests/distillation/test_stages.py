@@ -23,7 +23,7 @@ from vlhmm.progress import result_of
 from vlhmm.reports import Plan, as_json, read_plan, train_and_report, training_run
 from vlhmm.tensor_file import FolderError, read_tensors
 from vlhmm.training.em import EMSettings
-from vlhmm.training.presets import preset
+from vlhmm.training.presets import Recipe, preset
 from vlhmm.training.trainer import CheckEvent, StepEvent
 
 SMALL = {
@@ -287,3 +287,54 @@ def test_stages_are_for_gradient_training_alone(corpus, tmp_path):
     plan = Plan(RECIPE, "tiny", None, em=EMSettings())
     with pytest.raises(ValueError, match="leave out em"):
         result_of(training_run(plan, corpus, tmp_path / "run"))
+
+
+def test_a_sample_may_begin_with_the_end_of_its_prefix(corpus, tmp_path):
+    _, (event, *_) = continuations(tmp_path / "samples", corpus, 60, context=2)
+    found = load_corpus(tmp_path / "samples").train
+    assert (event.num_tokens, len(found), set(np.diff(found.offsets))) == (60, 80, {8})
+    _, bare = continuations(tmp_path / "bare", corpus, 60)
+    drawn = load_corpus(tmp_path / "bare").train.ids.reshape(10, 6)
+    assert np.array_equal(found.ids.reshape(10, 8)[:, 2:], drawn)
+    assert event.perplexity == bare[0].perplexity
+    rated, without = (json.loads((tmp_path / name / "teacher.json").read_text()) for name in ("samples", "bare"))
+    assert rated == without
+    prefixes = np.lib.stride_tricks.sliding_window_view(corpus.train.ids, 3)
+    assert {tuple(row) for row in found.ids.reshape(10, 8)[:, :2]} <= {tuple(row) for row in prefixes[:, 1:]}
+    settings = [json.loads((tmp_path / name / "samples.json").read_text()) for name in ("samples", "bare")]
+    # As it was before there was a context, so that such folders go on.
+    assert settings[0] == {**settings[1], "context": 2}
+
+
+def test_a_prefix_may_have_several_samples(corpus, tmp_path):
+    _, (event, *_) = continuations(tmp_path / "samples", corpus, 150, context=3, per_prefix=3)
+    rows = load_corpus(tmp_path / "samples").train.ids.reshape(3, 10, 9)
+    assert event.num_tokens == 180
+    assert np.array_equal(rows[0, :, :3], rows[1, :, :3])
+    assert np.array_equal(rows[0, :, :3], rows[2, :, :3])
+    # Of ten samples of six tokens hardly any are the same by chance.
+    assert all((rows[one, :, 3:] != rows[other, :, 3:]).any(1).sum() >= 9 for one, other in ((0, 1), (0, 2), (1, 2)))
+    continuations(tmp_path / "single", corpus, 60, context=3)
+    assert np.array_equal(rows[0], load_corpus(tmp_path / "single").train.ids.reshape(10, 9))
+
+
+def test_context_needs_samples_that_fill_its_windows():
+    changes = {"windows": "independent", "context": "2", "samples.context": "2", "samples.length": "6"}
+    assert RECIPE.with_changes(changes).train.context == 2
+    for wrong in ({"samples.context": "1"}, {"samples.length": "7"}, {"window": "9"}):
+        with pytest.raises(ValueError, match="context is 2"):
+            RECIPE.with_changes({**changes, **wrong})
+    sections = {
+        section: values for section, values in RECIPE.with_changes(changes).to_dict().items() if section != "teacher"
+    }
+    with pytest.raises(ValueError, match="context is 2, but texts of gpt end where it ends them"):
+        Recipe.from_dict({**sections, "teacher": {"kind": "pretrained", "model": "gpt"}})
+
+
+def test_a_recipe_with_context_runs(corpus, tmp_path):
+    changes = {"windows": "independent", "context": "2", "samples.context": "2", "samples.length": "6"}
+    results = train_and_report(Plan(RECIPE.with_changes(changes), "tiny", None), corpus, tmp_path / "run")
+    assert results.stopped == "finished"
+    _, samples, mixed = results.stages
+    assert samples.tokens == 600
+    assert mixed.tokens >= 800 + 2 * len(corpus.train) - 2 * 4 * 8

@@ -53,6 +53,10 @@ changes = { states_per_block = 8 }
 [[rows]]
 name = "warmer samples"
 changes = { "samples.temperature" = 1.5 }
+
+[[rows]]
+name = "other fine-tuning"
+changes = { "finetune.learning_rate" = 0.001 }
 """
 
 
@@ -66,7 +70,7 @@ def table(tmp_path: Path) -> TableFile:
     return small_table(tmp_path, TABLE)
 
 
-def test_rows_share_teacher_and_samples_that_agree(table: TableFile, corpus: vlhmm.Corpus) -> None:
+def test_rows_share_the_stages_on_which_they_agree(table: TableFile, corpus: vlhmm.Corpus) -> None:
     runs = [row_run(table, row.name, corpus) for row in table.rows]
     done = [events_of(run, corpus)[-1] for run in runs]
     for one in done:
@@ -74,9 +78,14 @@ def test_rows_share_teacher_and_samples_that_agree(table: TableFile, corpus: vlh
         measured = one.result.measured
         assert {"valid", "test", "teacher_valid", "samples_by_teacher", "mixture_valid"} <= measured.keys()
         assert measured["total_seconds"] == pytest.approx(one.result.seconds, abs=0.1)
-    first, second, third = (run.folder for run in runs)
+    first, second, third, fourth = (run.folder for run in runs)
     assert (first / TEACHER).resolve() == (second / TEACHER).resolve() == (third / TEACHER).resolve()
     assert (first / SAMPLES).resolve() == (second / SAMPLES).resolve() != (third / SAMPLES).resolve()
+    mixtures = [(folder / MIXTURE).resolve() for folder in (first, second, third, fourth)]
+    assert mixtures[0] == mixtures[3]
+    assert len(set(mixtures)) == 3
+    assert done[0].result.measured["mixture_valid"] == done[3].result.measured["mixture_valid"]
+    assert done[0].result.measured["valid"] != done[3].result.measured["valid"]
     assert len({one.result.measured["teacher_valid"] for one in done if isinstance(one, RowDone)}) == 1
     runs[0].discard()
     assert (second / TEACHER / "stage.json").exists()
@@ -86,7 +95,7 @@ def test_a_row_goes_on_from_the_stage_where_it_stopped(table: TableFile, corpus:
     run = row_run(table, "taught", corpus)
     stopped = events_of(run, corpus, max_seconds=0.0)[-1]
     assert isinstance(stopped, RowStopped)
-    assert not (run.folder / MIXTURE).exists()
+    assert not any((run.folder / MIXTURE).iterdir())
     done = events_of(run, corpus)[-1]
     assert isinstance(done, RowDone)
     assert done.result.status == "finished"
@@ -94,7 +103,7 @@ def test_a_row_goes_on_from_the_stage_where_it_stopped(table: TableFile, corpus:
 
 def test_settings_of_stages_decide_the_identity_and_the_seed_is_that_of_all(table: TableFile) -> None:
     text = {"corpus": "0"}
-    first, second, third = (identity_of(row, text, 0) for row in table.rows)
+    first, second, third, _ = (identity_of(row, text, 0) for row in table.rows)
     assert len({one.configuration for one in (first, second, third)}) == 3
     other = identity_of(table.rows[0], text, 1)
     assert (other.configuration, other.hash) == (first.configuration, identity_of(table.rows[0], text, 1).hash)

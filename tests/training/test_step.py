@@ -1,5 +1,6 @@
 """A step of training: dropout that changes between epochs or drops columns, and what an unused start costs."""
 
+import copy
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ if not torch.cuda.is_available():
 from tiny import tiny_corpus, tiny_model
 
 import vlhmm
+from vlhmm.inference.gather import Batch
+from vlhmm.inference.score import score
 from vlhmm.models import ModelSettings, build, split_frozen
 from vlhmm.ops import parameter_update
 from vlhmm.support import uniform_support
@@ -194,3 +197,30 @@ def test_frozen_embeddings_move_only_after_their_part_of_training(corpus: vlhmm.
     assert moved.index(True) == -(-last.num_steps // 2)
     assert all(moved[moved.index(True) :])
     assert any(not torch.equal(now, old) for now, old in zip(others, before[len(held) :], strict=True))
+
+
+def test_context_is_read_but_not_scored(corpus: vlhmm.Corpus) -> None:
+    settings = replace(QUICK, windows="independent", context=5, state_dropout=0.0, clip=0.0)
+    model = tiny_model(corpus)
+    window = torch.randint(corpus.tokenizer.vocab_size, (4, 16))
+    step = Step(copy.deepcopy(model), settings)
+    step(window, 0.0, fresh=True)
+
+    def log_probs(tokens: torch.Tensor) -> torch.Tensor:
+        batch = Batch(tokens, torch.full((4,), tokens.shape[1]), full=True)
+        return score(model.tables(), batch).token_log_probs.sum()
+
+    loss = -(log_probs(window) - log_probs(window[:, :5])) / (4 * 11)
+    loss.backward()
+    torch.testing.assert_close(step.loss, loss.detach())
+    for mine, other in zip(model.parameters(), step.model.parameters(), strict=True):
+        expected = torch.zeros_like(mine) if mine.grad is None else mine.grad
+        torch.testing.assert_close(other.grad, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("context", [-1, 16])
+def test_context_leaves_something_to_score(context: int) -> None:
+    with pytest.raises(ValueError, match=f"context is {context}, but must be at least 0 and below window, 16"):
+        replace(QUICK, windows="independent", context=context)
+    with pytest.raises(ValueError, match="needs windows = 'independent', not 'carried'"):
+        replace(QUICK, context=1)

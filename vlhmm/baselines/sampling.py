@@ -35,14 +35,16 @@ class Sampled:
 
 
 class BaselineSampler:
-    """Draws `length` tokens after prefixes of one length, `batch_size` rows at a time.
+    """Draws `length` tokens after prefixes of one length, `batch_size` rows at a time, `per_prefix` continuations of each.
 
     On a GPU products read bf16, and the step that was captured for the first batch serves all that follow. The same prefixes and
     seed give the same tokens, whatever was drawn before.
     """
 
-    def __init__(self, model: Baseline, *, batch_size: int, length: int, temperature: float = 1.0) -> None:
-        for name, value in (("batch_size", batch_size), ("length", length)):
+    def __init__(
+        self, model: Baseline, *, batch_size: int, length: int, temperature: float = 1.0, per_prefix: int = 1
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("length", length), ("per_prefix", per_prefix)):
             if value < 1:
                 raise ValueError(f"{name} is {value}, but must be at least 1")
         if not (temperature > 0 and math.isfinite(temperature)):
@@ -59,7 +61,7 @@ class BaselineSampler:
         if on_gpu and not isinstance(model, BuysHMM):
             self.model = self.model.bfloat16()
         self._graphs = on_gpu and not isinstance(model, BuysHMM)
-        self.temperature = temperature
+        self.temperature, self.per_prefix = temperature, per_prefix
         self._start = self.model.start_state(batch_size)
         self._state = tuple(value.clone() for value in self._start)
         self._tokens = torch.zeros(length, batch_size, dtype=torch.int64, device=self.device)
@@ -76,7 +78,7 @@ class BaselineSampler:
 
     @torch.no_grad()
     def __call__(self, prefixes: Int[Tensor, "B P"], seed: int) -> Sampled:
-        """One continuation of each row; prefixes of no tokens begin where a text does."""
+        """All first continuations of the rows, then all second ones; prefixes of no tokens begin where a text does."""
         length, batch_size = self._tokens.shape
         if prefixes.shape[0] != batch_size:
             raise ValueError(f"{prefixes.shape[0]} prefixes, but {batch_size} sequences are drawn side by side")
@@ -91,9 +93,17 @@ class BaselineSampler:
             for given in prefixes.to(self.device).T:
                 self._given.copy_(given)
                 self._read(self._read_step)
-            for _ in range(length):
-                self._write(self._write_step)
-        return Sampled(self._tokens.T.clone(), self._row_log_probs.clone(), self._position_log_probs.clone())
+            after_prefix = tuple(value.clone() for value in self._state)
+            drawn = []
+            for _ in range(self.per_prefix):
+                self._carry(after_prefix)
+                self._position.zero_()
+                self._row_log_probs.zero_()
+                for _ in range(length):
+                    self._write(self._write_step)
+                drawn.append((self._tokens.T.clone(), self._row_log_probs.clone(), self._position_log_probs.clone()))
+        tokens, row_log_probs, position_log_probs = zip(*drawn, strict=True)
+        return Sampled(torch.cat(tokens), torch.cat(row_log_probs), torch.stack(position_log_probs).mean(0))
 
     def _begin(self, seed: int) -> None:
         self._generator.manual_seed(seed)

@@ -109,7 +109,8 @@ def _mixture(
     if not record.finished:
         begun = time.monotonic()
         drawn = load_corpus(out / SAMPLES, verify=False)
-        text = mixture(drawn.train, corpus.train, copies, recipe.stages.samples.length, recipe.train.seed)
+        wanted = recipe.stages.samples
+        text = mixture(drawn.train, corpus.train, copies, wanted.context + wanted.length, recipe.train.seed)
         mixed = Corpus.from_splits(
             f"{corpus.name} with samples", corpus.tokenizer, text, corpus.valid, corpus.test, drawn.note
         )

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -174,8 +174,10 @@ def _samples(
         wanted.batch_size,
         seed,
         device.type,
+        wanted.context,
+        wanted.per_prefix,
     )
-    decided_by = {**asdict(settings), "tokens": wanted.tokens}
+    decided_by = {**settings.to_dict(), "tokens": wanted.tokens}
     record, written = first_does(
         lambda: (read_record(folder, SAMPLES, decided_by, may_grow=("tokens",)), (folder / MANIFEST).is_file()),
         here,
@@ -214,7 +216,7 @@ def _samples(
     record = replace(record, decided_by=decided_by, seconds=seconds, tokens=drawn or record.tokens)
     if reason is not None:
         first_does(partial(write_record, folder, record), here, f"writing {folder}")
-        per_batch = wanted.batch_size * wanted.length
+        per_batch = wanted.batch_size * wanted.per_prefix * wanted.length
         return record, Stopped(reason, drawn // per_batch, -(-wanted.tokens // per_batch), math.inf, seconds)
     rated = first_does(lambda: read_json_object(folder / RATED), here, f"reading {folder}")
     record = replace(record, finished=True, tokens=int(rated["tokens"]), valid_perplexity=float(rated["perplexity"]))

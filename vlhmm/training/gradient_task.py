@@ -216,8 +216,9 @@ class GradientTask:
         self._require_sound()
         with torch.no_grad(), float32_products("highest", self.device):
             scorer = HMMScorer(self.stepper.averaged.tables().detach()).quick()
-        # The validation text is read as the training text is.
-        independent = self.settings.window if self.settings.windows == "independent" else 0
+        # The validation text is read as the training text is; after a context as in a stream.
+        cold = self.settings.windows == "independent" and not self.settings.context
+        independent = self.settings.window if cold else 0
         streams = 1 if independent else VALID_STREAMS
         by_all = ScoredByRanks(scorer, self.here)
         scored = yield from evaluating(by_all, self.corpus.valid, streams=streams, independent=independent)

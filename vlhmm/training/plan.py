@@ -114,12 +114,14 @@ def planned_stages(recipe: Recipe, corpus: Corpus) -> list[PlannedStage]:
     if stages is None:
         return []
     real, samples, teacher = len(corpus.train), stages.samples, stages.teacher
-    mixed = samples.tokens + samples.real_copies * real
+    with_context = samples.tokens * (samples.context + samples.length) // samples.length
+    mixed = with_context + samples.real_copies * real
     if isinstance(teacher, PretrainedSettings):
         first = PlannedStage("teacher", 0, f"{teacher.model}, which is trained already")
     else:
         first = PlannedStage("teacher", teacher.epochs * real, f"{kind_of(teacher)}, {teacher.epochs} epochs")
     how = f"{samples.length} tokens after {samples.prefix} real ones, {samples.batch_size:,} side by side"
+    how += f", the last {samples.context} of these kept" if samples.context else ""
     return [
         first,
         PlannedStage("samples", samples.tokens, f"{how}, temperature {samples.temperature:g}"),

@@ -17,7 +17,14 @@ from vlhmm.settings import nearest, parse_setting, settings_from
 from vlhmm.support import uniform_support
 from vlhmm.training.baseline_settings import AWDLSTMSettings
 from vlhmm.training.settings import TrainSettings
-from vlhmm.training.stage_settings import STAGES, SampledText, Stages, merged_sections, parse_stage_setting
+from vlhmm.training.stage_settings import (
+    STAGES,
+    PretrainedSettings,
+    SampledText,
+    Stages,
+    merged_sections,
+    parse_stage_setting,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,22 @@ class Recipe:
     """With `stages`: the training on samples mixed with real text, which comes before that on real text alone."""
     stages: Stages | None = None
     """A teacher, its samples and the training on real text; None: the text is trained on and nothing else."""
+
+    def __post_init__(self) -> None:
+        if self.stages is None or not self.train.context:
+            return
+        samples, train = self.stages.samples, self.train
+        if (samples.context, samples.context + samples.length) != (train.context, train.window):
+            raise ValueError(
+                f"context is {train.context} and window {train.window}, but samples are {samples.context} tokens of context and "
+                f"{samples.length} after them: set samples.context to {train.context} and samples.length to "
+                f"{train.window - train.context}, so that each window is a sample"
+            )
+        if isinstance(self.stages.teacher, PretrainedSettings):
+            raise ValueError(
+                f"context is {train.context}, but texts of {self.stages.teacher.model} end where it ends them, so that windows are no "
+                "samples: set context to 0, or train a teacher of this package"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Recipe:

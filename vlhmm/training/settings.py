@@ -83,6 +83,10 @@ class TrainSettings:
     """Probability with which each merge of a BPE token is undone in the training text, drawn anew in every epoch; needs carried
     windows. An epoch has as many tokens as without. Tokens that are no merges, such as whole words, stay as they are.
     """
+    context: int = 0
+    """Tokens at the beginning of each window that are read but not scored; needs independent windows. The gradient is exactly that of
+    log p(the rest given these).
+    """
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "window", "checks_per_epoch", "patience"):
@@ -102,6 +106,12 @@ class TrainSettings:
             raise ValueError(
                 f"subword_dropout is {self.subword_dropout}, which needs windows = 'carried', not {self.windows!r}"
             )
+        if not 0 <= self.context < self.window:
+            raise ValueError(
+                f"context is {self.context}, but must be at least 0 and below window, {self.window}: a window scores some token"
+            )
+        if self.context and self.windows != "independent":
+            raise ValueError(f"context is {self.context}, which needs windows = 'independent', not {self.windows!r}")
         for name in ("warmup", "final_rate", "freeze_embeddings"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be between 0 and 1")

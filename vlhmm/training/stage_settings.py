@@ -46,14 +46,22 @@ class SampledText:
     """Samples drawn side by side."""
     real_copies: int = 4
     """How often the real text stands among the samples, in stretches as long as a sample, in random order with them."""
+    context: int = 0
+    """The last tokens of its prefix that a sample's text begins with: `context` of the training then leaves them unscored."""
+    per_prefix: int = 1
+    """Samples drawn after each prefix, which is read once for all of them."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "length", "batch_size"):
+        for name in ("tokens", "length", "batch_size", "per_prefix"):
             if getattr(self, name) < 1:
                 raise ValueError(f"samples.{name} is {getattr(self, name)}, but must be at least 1")
         for name in ("prefix", "real_copies"):
             if getattr(self, name) < 0:
                 raise ValueError(f"samples.{name} is {getattr(self, name)}, but must be at least 0")
+        if not 0 <= self.context <= self.prefix:
+            raise ValueError(
+                f"samples.context is {self.context}, but must be at least 0 and at most samples.prefix, {self.prefix}"
+            )
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise ValueError(f"samples.temperature is {self.temperature}, but must be finite and above 0")
 

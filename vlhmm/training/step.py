@@ -87,10 +87,12 @@ class Step:
             self.loss = self._flat.loss
         self.gradient_norm = torch.zeros((), device=device)
         self.token_log_probs = self._zeros(len(self.rows), settings.window)
-        self._num_tokens = settings.window * (len(self.rows) if self._local else settings.batch_size)
-        """Of all ranks, where what each finds is its part of a sum."""
+        scored = settings.window - settings.context
+        self._num_tokens = scored * (len(self.rows) if self._local else settings.batch_size)
+        """That are scored, of all ranks where what each finds is its part of a sum."""
         self._token_cotangent = torch.full_like(self.token_log_probs, -1 / self._num_tokens)
         """Of the loss."""
+        self._token_cotangent[:, : settings.context] = 0.0
         self.static_shapes = False
         """Whether the last step can be captured in a graph: nothing of it waited for the device."""
         self.count = 0
@@ -254,7 +256,7 @@ class Step:
         for parameter, zeros in zip(unused, self._zeros(sum(sizes)).split(sizes), strict=True):
             parameter.grad = zeros.view_as(parameter)
         self.token_log_probs.copy_(token_log_probs.detach())
-        torch.sum(self.token_log_probs, dim=(0, 1), out=self.loss).div_(-self._num_tokens)
+        torch.sum(self.token_log_probs[:, self.settings.context :], dim=(0, 1), out=self.loss).div_(-self._num_tokens)
 
     def reduce_gradients(self) -> None:
         """Between `make_gradients` and `update`, eagerly and between the two graphs alike."""

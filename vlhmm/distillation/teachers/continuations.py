@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vlhmm.baselines.sampling import BaselineSampler
 from vlhmm.baselines.scorer import Baseline
@@ -51,6 +52,15 @@ class ContinuationSettings:
     seed: int
     device: str
     """cuda or cpu."""
+    context: int = 0
+    """The last tokens of its prefix that a text begins with."""
+    per_prefix: int = 1
+    """Texts drawn after each prefix."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a folder has them: one that was drawn before the last two settings existed says nothing of them."""
+        later = {"context": 0, "per_prefix": 1}
+        return {name: value for name, value in asdict(self).items() if name not in later or value != later[name]}
 
 
 @dataclass(frozen=True)
@@ -83,9 +93,13 @@ Continues = Callable[[Int[Tensor, "B P"], int], Continued]
 def baseline_writer(model: Baseline, settings: ContinuationSettings) -> Continues:
     """A baseline of this package."""
     sampler = BaselineSampler(
-        model, batch_size=settings.batch_size, length=settings.length, temperature=settings.temperature
+        model,
+        batch_size=settings.batch_size,
+        length=settings.length,
+        temperature=settings.temperature,
+        per_prefix=settings.per_prefix,
     )
-    lengths = torch.full((settings.batch_size,), settings.length)
+    lengths = torch.full((settings.batch_size * settings.per_prefix,), settings.length)
 
     def write(prefixes: Tensor, seed: int) -> Continued:
         drawn = sampler(prefixes, seed)
@@ -105,10 +119,15 @@ def language_model_writer(teacher: Teacher, settings: ContinuationSettings) -> C
     )
 
     def write(prefixes: Tensor, seed: int) -> Continued:
-        drawn = drawer(
-            [begin + prefix for prefix in prefixes.tolist()], torch.Generator(teacher.device).manual_seed(seed)
+        generator = torch.Generator(teacher.device).manual_seed(seed)
+        prompts = [begin + prefix for prefix in prefixes.tolist()]
+        drawn = [drawer(prompts, generator) for _ in range(settings.per_prefix)]
+        return Continued(
+            # Where all have ended early their rows are shorter.
+            torch.cat([pad(one.tokens, (0, settings.length - one.tokens.shape[1])) for one in drawn]),
+            torch.cat([one.lengths for one in drawn]),
+            torch.cat([one.log_probs for one in drawn]),
         )
-        return Continued(drawn.tokens, drawn.lengths, drawn.log_probs)
 
     return write
 
@@ -144,7 +163,7 @@ def draw_continuations(
         raise ValueError(
             f"a prefix of {settings.prefix:,} tokens, but the training text has {len(corpus.train):,}: make samples.prefix smaller"
         )
-    with claimed(folder, settings, here):
+    with claimed(folder, settings.to_dict(), here):
         paths = shards_of(folder) if here.is_first else []
         found = sum(_length_of(path) for path in paths), len(paths), (folder / MANIFEST).is_file()
         (drawn, number, finished), new = broadcast_object(found, here, "reading samples"), 0
@@ -159,7 +178,7 @@ def draw_continuations(
                 if drawn >= num_tokens:
                     # One process would not have drawn it.
                     break
-                counts.append(int(tensors["lengths"].sum()))
+                counts.append(int(tensors["lengths"].sum()) - settings.context * len(tensors["lengths"]))
                 log_prob += float(tensors["log_probs"].sum())
                 if here.is_first:
                     about = {"kind": "samples", "tokens": str(counts[-1])}
@@ -174,8 +193,9 @@ def _draw_shard(number: int, write: Continues, settings: ContinuationSettings, t
     begins = random.integers(len(text) - settings.prefix + 1, size=settings.batch_size)
     prefixes = text.ids[begins[:, None] + np.arange(settings.prefix)].astype(np.int64)
     made = write(torch.from_numpy(prefixes), int(random.integers(2**62)))
-    lengths = made.lengths.cpu()
-    tokens = made.tokens.int().cpu()
+    lengths = made.lengths.cpu() + settings.context
+    context = torch.from_numpy(prefixes[:, settings.prefix - settings.context :]).int().repeat(settings.per_prefix, 1)
+    tokens = torch.cat([context, made.tokens.int().cpu()], dim=1)
     written = torch.arange(tokens.shape[1]) < lengths[:, None]
     ids = tokens.flatten() if bool((lengths == tokens.shape[1]).all()) else tokens[written]
     tensors = {"ids": ids, "lengths": lengths, "log_probs": made.log_probs.double().cpu()}
@@ -192,7 +212,7 @@ def _write_corpus(folder: Path, settings: ContinuationSettings, corpus: Corpus) 
     tokenizer = corpus.tokenizer
     tokenizer.save(folder / "tokenizer.json")
     of_file: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "tokenizer_hash": tokenizer.hash}
-    total, log_prob = 0, 0.0
+    total, drawn, log_prob = 0, 0, 0.0
     by_position: list[Tensor] = []
     with token_writer(folder / "train.tokens", **of_file) as writer:
         for path in shards_of(folder):
@@ -202,16 +222,18 @@ def _write_corpus(folder: Path, settings: ContinuationSettings, corpus: Corpus) 
             writer.add_documents(total + np.cumsum(lengths))
             writer.add_source(None, None)
             total += int(lengths.sum())
+            drawn += int(lengths.sum()) - settings.context * len(lengths)
             log_prob += float(tensors["log_probs"].sum())
             if "position_log_probs" in tensors:
                 by_position.append(tensors["position_log_probs"].double())
     for split in SPLITS:
         if split != "train":
             getattr(corpus, split).save(folder / f"{split}.tokens", **of_file)
-    rated: dict[str, Any] = {"perplexity": math.exp(-log_prob / total), "tokens": total}
+    rated: dict[str, Any] = {"perplexity": math.exp(-log_prob / drawn), "tokens": drawn}
     if by_position:
         mean = torch.stack(by_position).mean(0)
         rated["perplexity_by_position"] = [round(value, 3) for value in (-mean).exp().tolist()]
     atomic_write(folder / TEACHER, json.dumps(rated, indent=2).encode())
     note = f"{settings.length} tokens after {settings.prefix} of {corpus.name}, of teacher {settings.teacher[:12]}"
+    note += f", with {settings.context} of these" if settings.context else ""
     write_manifest(folder, folder.name, tokenizer, eos_rule(tokenizer), note)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,7 +118,7 @@ def draw_samples(
     """
     if num_tokens < 1:
         raise ValueError(f"{num_tokens} tokens are to be drawn, at least 1 is needed")
-    with claimed(folder, settings, here):
+    with claimed(folder, asdict(settings), here):
         done = [read_shard(path).lengths for path in shards_of(folder)] if here.is_first else []
         drawn, samples, new = sum(int(lengths.sum()) for lengths in done), sum(map(len, done)), 0
         number = len(done)
@@ -152,8 +152,8 @@ def draw_samples(
 
 
 @contextmanager
-def claimed(folder: Path, settings: Any, here: World = ALONE) -> Iterator[None]:
-    """Within, the folder is this process's, and is for samples of these settings, a record, and no others. Of several ranks the
+def claimed(folder: Path, settings: Mapping[str, Any], here: World = ALONE) -> Iterator[None]:
+    """Within, the folder is this process's, and is for samples of these settings and no others. Of several ranks the
     first claims it."""
     if not here.is_first:
         yield
@@ -167,16 +167,16 @@ def claimed(folder: Path, settings: Any, here: World = ALONE) -> Iterator[None]:
     with lock:
         remove_partials(folder)
         remove_partials(folder / SHARDS)
-        _claim(folder, asdict(settings))
+        _claim(folder, settings)
         yield
 
 
-def _claim(folder: Path, now: dict[str, Any]) -> None:
+def _claim(folder: Path, now: Mapping[str, Any]) -> None:
     path = folder / SETTINGS
     if not path.is_file():
         if any(found.name != LOCK for found in folder.iterdir()):
             raise FolderError(f"{folder} holds other files: choose a new folder for the samples")
-        atomic_write(path, json.dumps(now, indent=2).encode())
+        atomic_write(path, json.dumps(dict(now), indent=2).encode())
         return
     try:
         before = read_json_object(path)
