@@ -22,11 +22,11 @@ def test_the_state_before_a_path_is_summed_out_without_underflow(device, k, monk
     monkeypatch.setattr(dispatch, "loops_unavailable", lambda device: "the kernels are tested here")
     tables = Tables(
         dense_support(1, 3),
-        torch.full((3,), 1 / 3, device=device).log(),
-        TableTransition(torch.tensor(LOG_TRANSITION, dtype=torch.float32, device=device)),
-        torch.zeros(1, 3, device=device),
+        torch.full((3,), 1 / 3).log(),
+        TableTransition(torch.tensor(LOG_TRANSITION, dtype=torch.float32)),
+        torch.zeros(1, 3),
     )
-    hmm = vlhmm.HMM(tables)
+    hmm = vlhmm.HMM(tables).to(device)
     belief = Belief(torch.tensor([0], device=device), torch.tensor([[-torch.inf, -torch.inf, 0.0]], device=device))
     found = hmm.viterbi(torch.tensor([[0, 0]], device=device), k=k, belief=belief)
     expected = np.sort((LOG_TRANSITION[2][:, None] + LOG_TRANSITION).ravel())[::-1][:k]

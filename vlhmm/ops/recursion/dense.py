@@ -35,10 +35,6 @@ emissions are lifted by 2^32, such a sum is 5e-39 of the largest."""
 
 SMALLEST_MESSAGE = torch.finfo(torch.float32).tiny ** 0.75
 
-RESIDENT_LOW_STEPS = 8
-"""Steps of which the resident kernel stores the smallest numbers together: a sequence is then done again in a wider range somewhat more
-often, and no step waits for two reductions more."""
-
 PART_POSITIONS, MAX_PARTS = 256, 1024
 """A program of those that sum posteriors over all positions takes so many, or more, so that their parts are not too many."""
 
@@ -145,8 +141,7 @@ def forward(
     parts = cdiv(states, tiling.columns)
     slots = length + 1 if keep else 2
     messages = torch.empty(slots, size, states, device=device)
-    low_steps = RESIDENT_LOW_STEPS if method == "resident" else 1
-    lows = torch.empty(2, cdiv(length, low_steps), size, parts, device=device)
+    lows = torch.empty(2, length, size, parts, device=device)
     if method == "resident":
         operand, sums = awaited(length + 1, size, states, parts, prepared.tile)
     else:
@@ -158,8 +153,7 @@ def forward(
     sizes = (size, length, states, slots)
     if method == "resident":
         steps = resident.forward_steps
-        options = {"KEEP": keep, "LOW_STEPS": low_steps}
-        launch_resident(steps, arguments, sizes, length, length + 1, tiling, waiting.FORWARD_RESIDENT, **options)
+        launch_resident(steps, arguments, sizes, length, length + 1, tiling, waiting.FORWARD_RESIDENT, KEEP=keep)
     elif method == "cublas":
         for t in range(length + 1):
             made = product(operand[t % 2], prepared.tile, precision) if t < length else messages
@@ -180,7 +174,6 @@ def forward(
         *(text.lengths, token_log_probs, log_prob, scale, underflow_level, size, length, parts),
         SMALLEST_TOTAL=SMALLEST_TOTAL,
         SMALLEST_MESSAGE=SMALLEST_MESSAGE,
-        LOW_STEPS=low_steps,
         POSITIONS=16,
         PARTS=power_of_2(parts),
     )

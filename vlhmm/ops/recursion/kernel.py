@@ -47,20 +47,11 @@ def inverse_of(total, divides):
 
 @triton.jit
 @no_type_check
-def low_numbers(joint, predicted, weight):
-    """A message's numbers where its states are reached and possible, 0 where they underflow; then the predictions of states that the word
-    makes possible. Elsewhere both are infinite."""
-    return tl.where((predicted > 0) & (weight > 0), joint, float("inf")), tl.where(weight > 0, predicted, float("inf"))
-
-
-@triton.jit
-@no_type_check
-def store_least(lows, at, plane, low, low_predicted, mask, stored):
-    """The smallest of either over the states; where some are `stored` there, of those too."""
-    low_before = tl.load(lows + at, mask=stored, other=float("inf"))
-    tl.store(lows + at, tl.minimum(tl.min(low, 1), low_before), mask=mask)
-    predicted_before = tl.load(lows + plane + at, mask=stored, other=float("inf"))
-    tl.store(lows + plane + at, tl.minimum(tl.min(low_predicted, 1), predicted_before), mask=mask)
+def store_least(lows, at, plane, joint, predicted, weight, in_batch):
+    """The smallest number of a message among the states that are reached and possible, 0 where it underflows; then the smallest
+    prediction of a state that the word makes possible."""
+    tl.store(lows + at, tl.min(tl.where((predicted > 0) & (weight > 0), joint, float("inf")), 1), mask=in_batch)
+    tl.store(lows + plane + at, tl.min(tl.where(weight > 0, predicted, float("inf")), 1), mask=in_batch)
 
 
 @triton.jit
@@ -211,8 +202,7 @@ def forward_steps(
                 tl.store(sums + sums_at, tl.sum(joint, 1), mask=in_batch)
                 low_at = (t * tl.cast(size, tl.int64) + rows) * parts + part
                 plane = tl.cast(size, tl.int64) * num_positions * parts
-                low, low_predicted = low_numbers(joint, predicted, weight)
-                store_least(lows, low_at, plane, low, low_predicted, in_batch, in_batch & (t < 0))
+                store_least(lows, low_at, plane, joint, predicted, weight, in_batch)
         if PERSISTENT:
             polls_left = grid_barrier(arrived, (t + 1) * tl.num_programs(0), polls_left, reports, OPERATION, t)
 
@@ -238,7 +228,6 @@ def finish(
     parts,
     SMALLEST_TOTAL: tl.constexpr,
     SMALLEST_MESSAGE: tl.constexpr,
-    LOW_STEPS: tl.constexpr,
     POSITIONS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -248,8 +237,6 @@ def finish(
     What underflows on the way of a message is less than 2^-126 a product, what underflowed in the message itself brings a state
     less than 2^-94: it does not matter where every state that the next word makes possible gets so much more that this is beneath
     the rounding. Where one gets nothing it may be impossible, or all it would get has underflowed.
-
-    `lows` has the least of LOW_STEPS positions together: that of each may be larger, so none is missed.
     """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
@@ -268,15 +255,14 @@ def finish(
         mask = within[:, None] & (part < parts)[None, :]
         step = (t[:, None].to(tl.int64) * size + row) * parts + part[None, :]
         total = tl.sum(tl.load(sums + tl.cast(size, tl.int64) * parts + step, mask=mask, other=0.0), 1)
-        low_at = ((t // LOW_STEPS)[:, None].to(tl.int64) * size + row) * parts + part[None, :]
-        low = tl.min(tl.load(lows + low_at, mask=mask, other=float("inf")), 1)
+        low = tl.min(tl.load(lows + step, mask=mask, other=float("inf")), 1)
         # The message before, of which the first was given: its sum counts as 1.
         total_before = tl.sum(tl.load(sums + step, mask=mask, other=0.0), 1)
-        low_before_at = (((t - 1) // LOW_STEPS)[:, None].to(tl.int64) * size + row) * parts + part[None, :]
-        low_before = tl.min(tl.load(lows + low_before_at, mask=mask & (t > 0)[:, None], other=float("inf")), 1)
+        step_before = step - tl.cast(size, tl.int64) * parts
+        low_before = tl.min(tl.load(lows + step_before, mask=mask & (t > 0)[:, None], other=float("inf")), 1)
         low_before = tl.where(t > 0, low_before, tl.load(least_before + row))
-        plane = tl.cast(size, tl.int64) * tl.cdiv(num_positions, LOW_STEPS) * parts
-        predicted = tl.min(tl.load(lows + plane + low_at, mask=mask, other=float("inf")), 1)
+        plane = tl.cast(size, tl.int64) * num_positions * parts
+        predicted = tl.min(tl.load(lows + plane + step, mask=mask, other=float("inf")), 1)
         init = tl.load(init_of + row * num_positions + t, mask=within, other=-1)
         begin_peak = tl.load(init_peak + init, mask=within & (init >= 0), other=0.0)
         shift = tl.where(init >= 0, begin_peak, tile_peak)

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from vlhmm.ops.recursion.backward.kernel import carried_back, reached_by
 from vlhmm.ops.recursion.exponentials.kernel import SMALLEST_NORMAL, bounded, emission_weight
-from vlhmm.ops.recursion.kernel import inverse_of, low_numbers, store_least
+from vlhmm.ops.recursion.kernel import inverse_of, store_least
 from vlhmm.ops.waiting.kernel import report
 
 
@@ -122,7 +122,6 @@ def forward_steps(
     COLUMNS: tl.constexpr,
     SOURCES: tl.constexpr,
     KEEP: tl.constexpr,
-    LOW_STEPS: tl.constexpr,
     PERSISTENT: tl.constexpr,
     OPERATION: tl.constexpr,
 ):
@@ -140,8 +139,6 @@ def forward_steps(
     length = tl.load(lengths + rows, mask=in_batch, other=0)
     own = own_tile(tile, columns, states, states, 1, SOURCES)
     last = tl.load(messages + (first_step % slots) * slot_size + at, mask=in_tile, other=0.0)
-    low = tl.full((ROWS, COLUMNS), float("inf"), dtype=tl.float32)
-    low_predicted = tl.full((ROWS, COLUMNS), float("inf"), dtype=tl.float32)
     for t in tl.range(first_step, end_step, num_stages=1):
         per_position = rows.to(tl.int64) * num_positions + t
         within = t < length
@@ -181,17 +178,7 @@ def forward_steps(
         tl.store(operand + (t + 1) * slot_size + at, bounded(joint).to(operand.dtype.element_ty), mask=in_tile)
         of_part = (t * tl.cast(size, tl.int64) + rows) * parts + part
         tl.store(sums + sums_size + of_part, bounded(tl.sum(joint, 1)), mask=in_batch)
-        new_low, new_low_predicted = low_numbers(joint, predicted, weight)
-        low, low_predicted = tl.minimum(low, new_low), tl.minimum(low_predicted, new_low_predicted)
-        # Reductions over the states make the next step late: those of LOW_STEPS steps are one.
-        if ((t + 1) % LOW_STEPS == 0) | (t + 1 == end_step):
-            low_at = ((t // LOW_STEPS) * tl.cast(size, tl.int64) + rows) * parts + part
-            # By an earlier launch, of the same positions.
-            stored = in_batch & (first_step > t // LOW_STEPS * LOW_STEPS)
-            plane = sums_size * tl.cdiv(num_positions, LOW_STEPS)
-            store_least(lows, low_at, plane, low, low_predicted, in_batch, stored)
-            low = tl.full((ROWS, COLUMNS), float("inf"), dtype=tl.float32)
-            low_predicted = tl.full((ROWS, COLUMNS), float("inf"), dtype=tl.float32)
+        store_least(lows, of_part, sums_size * num_positions, joint, predicted, weight, in_batch)
         before = last * inverse[:, None]
         if KEEP:
             tl.store(messages + t * slot_size + at, before, mask=in_tile)
