@@ -56,3 +56,26 @@ def test_a_thread_may_wait_for_its_stream_while_another_captures() -> None:
     thread.join()
     assert not failures
     assert (out == 1).all()
+
+
+def test_the_first_replay_draws_what_the_work_would_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the capture stream is late with the state of the generator, as beside other processes: the graph draws at a time by which
+    that stream has reset it."""
+    generator, other = (torch.Generator("cuda").manual_seed(5) for _ in range(2))
+    out = torch.empty(64, device="cuda")
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def begin_late(self: torch.cuda.CUDAGraph, *args: object, **options: object) -> None:
+        torch.cuda._sleep(30_000_000)
+        begin(self, *args, **options)  # type: ignore[arg-type]
+
+    def work() -> None:
+        torch.cuda._sleep(100_000_000)
+        out.uniform_(generator=generator)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", begin_late)
+    graphed = Graphed[None](torch.device("cuda"), eager_calls=1, generator=generator)
+    for replayed in (False, True, True):
+        graphed(work)
+        assert graphed.replayed == replayed
+        assert torch.equal(out, torch.empty_like(out).uniform_(generator=other))

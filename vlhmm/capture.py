@@ -144,4 +144,7 @@ def _capture_graph(
         pool = None if in_memory_of is None else in_memory_of.pool()
         with torch.cuda.graph(graph, pool, stream=streams[own], capture_error_mode="thread_local"):
             work()
+        # torch resets the generator's state in device memory on the capture stream (CUDAGeneratorState::capture_prologue). A replay sets it
+        # on its own stream: without an order between the two the first replay may draw from offset 0 again.
+        torch.cuda.current_stream().wait_stream(streams[own])
     return graph
