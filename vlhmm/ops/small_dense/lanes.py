@@ -1,9 +1,9 @@
 """Loops over time for sixteen sequences at once: each stands in a lane of a vector, and all take a position together.
 
-A sequence alone waits at each position for the sums of the position before. Here a vector holds the same state of sixteen
-sequences, so that sums over states need no sum within a vector, and the products of a position are done in registers: eight columns
-of the transition times the messages of all lanes. A block of sequences for which this has no answer keeps its status: `exact` then
-finds out why, or does better.
+A single sequence is bound by latency: each position depends on the normaliser of the one before. Here a SIMD vector holds the same
+state of sixteen sequences, so sums over states need no horizontal reduction, and the products of a position stay in registers: eight
+columns of the transition times the messages of all lanes. A block without a result (underflow, probability zero, invalid token) keeps
+its status: `exact` then computes or reports it.
 
 Arrays are flat. `messages` (T, Z, 16): state z of lane l at position t is number (t Z + z) 16 + l. The rows of `emissions` are filled up to
 a multiple of 16 states. A transition is packed: eight columns side by side, (columns / 8, Z, 8), so that it is read as it lies.
@@ -188,7 +188,7 @@ def filter_block(tables, text, block, odd, longest, messages, keep, totals, room
     pushed, emitted, row_at, lane_at, lows = room
     states, words = start.shape[0], least_emission.shape[0] - 1
     least_start, precise = limits[1], limits[3]
-    # What the smallest product of possible factors was at most, and the smallest sum.
+    # For the underflow check: a bound on the smallest product of possible factors, and the smallest normaliser.
     bound, low_total = spread(limits, 0), spread(limits, 0)
     least = bound
     for t in range(longest):

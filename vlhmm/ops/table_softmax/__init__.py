@@ -39,7 +39,7 @@ def _kernels_take(logits: Tensor, rows: Tensor, columns: Tensor | None) -> bool:
 class _TableLogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, rows: Tensor, columns: Tensor | None) -> Tensor:
-        # Triton is needed here alone.
+        # Imported here, so that the CPU path does not need Triton.
         from vlhmm.ops.table_softmax import launch
 
         rows, columns = rows.int(), None if columns is None else columns.int()
