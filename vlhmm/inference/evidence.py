@@ -27,7 +27,7 @@ def evidence_tables(tables: Tables) -> Tables:
     """The same start and transition with every state possible at every position."""
     transition = tables.transition
     if not (tables.support.dense or transition.by_products):
-        # A blocked transition may know no tile of all states.
+        # A blocked transition may have no tile over all states.
         transition = as_table(tables).transition
     return Tables(
         convert(dense_support(2, tables.num_states), device=tables.device),
@@ -69,7 +69,7 @@ def after_evidence(belief: Belief) -> Belief:
 
 
 def before_tokens(belief: Belief, tables: Tables) -> Belief:
-    """A belief that tokens can follow: one after soft evidence gets a token after which nothing begins anew."""
+    """A belief that tokens can follow: after soft evidence it gets a token that is not the reset token."""
     soft = belief.token == NO_TOKEN
     if not bool(soft.any()):
         return belief

@@ -68,7 +68,7 @@ class Infilled:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """The messages that reach a position from the right."""
+    """The backward messages at a position."""
 
     log_future: Float[Tensor, "B W"]
     """G: what is known from this position on."""
@@ -80,7 +80,7 @@ class _Ahead:
 
 @dataclass(frozen=True)
 class _Algebra:
-    """How alternatives are put together: summed, or the best one taken."""
+    """The semiring: sum-product (alternatives are summed) or max-product (the best one is taken)."""
 
     of_moves: Callable[[Block, Tensor], Tensor]
     of_states: Callable[[Tensor], Tensor]
@@ -148,7 +148,7 @@ class Infiller:
             "fill fewer tokens at a time",
             tables.device,
         )
-        # Given that some such token stands there: it may be all but impossible in a state, which alone makes the text possible.
+        # p(token | z, an allowed token is here): normalised, since in the only possible state allowed tokens may have tiny probability (underflow).
         every_word = torch.arange(tables.num_words, device=tables.device)
         states = support.states_of_group[0] if support.num_groups == 1 else support.states_of(every_word)
         log_word = self._log_word.to(tables.dtype)[states]
@@ -225,7 +225,7 @@ class Infiller:
         return log_start.masked_fill(~self._moves.within(kind, width), -torch.inf)
 
     def _sums(self) -> list[_Ahead]:
-        """From the first missing position of the batch to the last, all states and tokens summed out."""
+        """Backward messages from the first missing position of the batch to the last, all states and tokens marginalised (sum-product)."""
         ahead: list[_Ahead] = []
         after = torch.full_like(self._kind[:, 0], ENDED)
         following = torch.zeros_like(self._start_at(after))
@@ -239,8 +239,8 @@ class Infiller:
         return ahead[::-1]
 
     def _bests(self) -> list[_Ahead]:
-        """The same with the best states and tokens up to each sequence's last missing position; what follows it is known, and
-        its states stay summed out."""
+        """The same by max-product up to each sequence's last missing position. All tokens behind it are known, and their states stay
+        marginalised."""
         ahead: list[_Ahead] = []
         for t in range(self._last, self._first - 1, -1):
             pause()
