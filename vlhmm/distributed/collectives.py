@@ -68,7 +68,7 @@ class SentTensors(Mapping[str, Tensor]):
         self._device = torch.device("cpu")
 
     def on(self, device: torch.device) -> SentTensors:
-        """They arrive there, and lie nowhere else as wholes."""
+        """The tensors are received on this device, and nowhere else held whole."""
         sent = copy.copy(self)
         sent._device = device
         return sent
@@ -157,7 +157,7 @@ def decided(flags: Sequence[bool]) -> list[bool]:
 
 
 def barrier(here: World, what: str = "") -> None:
-    """Until all ranks are here."""
+    """A barrier: returns when all ranks have called it."""
     if here.size > 1:
         with collective(here, what):
             dist.barrier()
