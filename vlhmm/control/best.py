@@ -43,7 +43,7 @@ def best_constrained(
     """The likeliest tokens with their states that the automaton accepts; None where all have probability zero.
 
     `log_ahead` is log p(the first token's state | the past). Of `steps` tokens, or with `eos_id` and an automaton made by
-    `ending_at` of up to so many: after EOS nothing more is told, so nothing more is paid for.
+    `ending_at` of up to so many: after EOS there are no further tokens, so they add nothing to the score.
     """
     return BestConstrained(tables, automaton, steps, eos_id).text(log_ahead)
 
