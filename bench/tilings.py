@@ -175,7 +175,7 @@ def error_of(found: list[Tensor], exact: list[Tensor]) -> float:
     worst = [float(((log_probs - exact[0]) / exact[0]).abs().max()) / VALUE_ERROR]
     for ours, theirs in zip(gradients, exact[1:], strict=True):
         worst.append(float((ours - theirs).norm() / theirs.norm()) / GRADIENT_ERROR)
-    # NaN is no maximum.
+    # `max` would ignore NaN.
     return max(worst) if all(one == one for one in worst) else float("inf")
 
 
@@ -226,7 +226,7 @@ def _fails(factors: BlockedFactors, precision: Precision, change: Change) -> str
     try:
         results(by_kernels(precision, change), factors)
     except Exception as error:
-        # Too much shared memory and the like, each with a class of its own.
+        # Errors such as too much shared memory, each with an exception class of its own.
         return str(error).splitlines()[0][:100] or type(error).__name__
     return ""
 
