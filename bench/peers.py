@@ -1,4 +1,4 @@
-"""Other ways to the same answers, one small class each. A peer's own imports are made when it is asked for.
+"""Other implementations of the same computations, one small class each. A peer's own packages are imported lazily.
 
 What a peer needs from the tables in its own layout is made before the clock starts; the emission lookup is timed.
 """

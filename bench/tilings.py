@@ -105,7 +105,7 @@ def factors_of(sizes: StepSizes, device: torch.device) -> BlockedFactors:
         return (torch.randn(*shape, generator=generator, device=device) * scale).requires_grad_()
 
     target = torch.randint(blocks, (batch, length), generator=generator, device=device)
-    # The states that beliefs speak of stand behind the others.
+    # The states over which beliefs are distributions are appended to the others.
     first = blocks + torch.arange(batch, device=device)
     transition = BlockSoftmaxTransition(
         normal((blocks + batch) * kept, dim, scale=2.0 / dim**0.5),

@@ -69,7 +69,7 @@ class BestConstrained:
         self.ended = (ended_states(automaton) & (eos_id is not None)).to(device)
         self.of_class = self._class_best()
         self.log_reset = self._log_reset()
-        # U and the value where states begin anew, from one token left on.
+        # U, from one token left on, and the value after the reset token (a restart from the start distribution).
         self.ahead: list[Float[Tensor, "S Z"]] = []
         self.anew = [self.log_accepting]
         value = self.log_accepting[:, None].expand(-1, num_states)

@@ -91,7 +91,7 @@ class RowGuide:
         return self.plan.following.log_ahead(scored.belief)
 
     def continued(self, before: Rows | None, ids: Int[Tensor, "R T"]) -> Rows | None:
-        """The rows one token later; None where they do not go on from the last call's."""
+        """The rows one token later; None if they do not continue those of the last call."""
         plan = self.plan
         if before is None or ids.shape != (before.ids.shape[0], before.ids.shape[1] + 1):
             return None

@@ -98,7 +98,7 @@ def make_plan(tables: Tables, constraints: Sequence[Constraint | Automaton], com
 
 
 def side_by_side(automata: Sequence[Automaton]) -> tuple[Automaton, list[int]]:
-    """All automata as one, whose classes are told apart by any of them, and where each begins."""
+    """The disjoint union of the automata, with the common refinement of their token classes, and the start state of each."""
     columns = torch.stack([automaton.class_of_token for automaton in automata])
     classes, class_of_token = columns.unique(dim=1, return_inverse=True)
     first, starts, parts = 0, [], []

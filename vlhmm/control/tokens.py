@@ -39,7 +39,7 @@ class ConstrainedTokens:
         return self.tables.log_start[None] if belief is None else self.transition.log_ahead(belief)
 
     def log_ahead_after(self, log_ahead: Float[Tensor, "R Z"], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R Z"]:
-        """log a(z) one token later. After a token that the HMM holds impossible, states begin anew."""
+        """log a(z) one token later. After a token that is impossible by the HMM it is reset to log start."""
         support = self.tables.support
         log_joint = log_ahead.gather(1, support.states_of(tokens)) + self.tables.log_emission[tokens]
         total = log_joint.logsumexp(1, keepdim=True)

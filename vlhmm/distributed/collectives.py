@@ -59,8 +59,8 @@ def broadcast_object(value: Value, here: World, what: str = "") -> Value:
 
 
 class SentTensors(Mapping[str, Tensor]):
-    """The first rank's tensors by name, whatever the others give, each of them sent in parts when it is asked for: ranks ask for the
-    same ones in the same order, and need no memory for the others."""
+    """A lazy broadcast of the first rank's tensors by name: each is sent in chunks when it is accessed. All ranks must access the same
+    ones in the same order, and need no memory for the others."""
 
     def __init__(self, tensors: Mapping[str, Tensor], here: World, what: str = "") -> None:
         self._own, self._here, self._what = tensors, here, what

@@ -1,4 +1,4 @@
-"""Ranks that are lost or fail: the others say which one, and why.
+"""Failure detection: if a rank dies or fails, the others report which one, and why.
 
 Ranks report errors in the rendezvous store. It is part of the torchrun process, so it outlives every rank.
 """

@@ -1,4 +1,4 @@
-"""Work of unequal length: ranks wait for a slow one as long as it takes, and not for one that is gone."""
+"""Work of unequal length: ranks wait without a time limit for a slow rank, but not for a dead one (heartbeats)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def first_yields(
 
 @dataclass(frozen=True)
 class _Patience:
-    """A process group without a time limit and heartbeats: to wait for a slow rank, but not for a dead one."""
+    """Heartbeats, and a process group without a time limit: to wait for a slow rank, but not for a dead one."""
 
     group: dist.ProcessGroup
     """The same ranks, without a time limit: they hear at once of a rank that is lost, and never of one that is slow."""

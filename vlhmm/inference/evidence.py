@@ -1,6 +1,6 @@
 """Soft evidence: an HMM whose emission is given at each position, as a log-likelihood of every state.
 
-It is a dense HMM with words that say nothing, log p(word | z) = 0; what is known stands in `Batch.log_evidence`.
+It is a dense HMM with uninformative words, log p(word | z) = 0; the log-likelihoods are in `Batch.log_evidence`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A missing position has every state and every token. With a_t(z) = p(z_t = z, what is known before t) and G_t(z) = p(what is known
 from t on | z_t = z) the text has probability sum over z of a_t(z) G_t(z) at any t. After a missing token the state moves
-by A, or, if the token was the reset token, begins anew: G_t(z) = w(z) v_t(z) + r(z) s_t, where
+by A, or, after the reset token, restarts from the start distribution: G_t(z) = w(z) v_t(z) + r(z) s_t, where
 
     v_t(z) = sum over z' of A[z, z'] G_t+1(z')      w(z) = p(a token that is allowed, not the reset token | z)
     s_t    = sum over z' of start(z') G_t+1(z')     r(z) = p(the reset token | z)
@@ -208,7 +208,7 @@ class Infiller:
     def _token_factors(
         self, t: int, log_word: Float[Tensor, " Z"]
     ) -> tuple[Float[Tensor, "B W"], Float[Tensor, "B W"]]:
-        """p(the token of this position, after which the state moves on | z), and the same where it begins anew."""
+        """p(the token of this position, after which the state moves on | z), and the same if it is the reset token, after which states restart."""
         kind, tokens = self._kind[:, t], self._batch.tokens[:, t]
         states = self._moves.states_at(kind, self._moves.width(kind))
         known = torch.full_like(log_word[states], -torch.inf)

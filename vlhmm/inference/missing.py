@@ -29,8 +29,8 @@ def draw_missing(
 ) -> Bool[Tensor, "R T"]:
     """Each token is missing with this probability, but for the reset token; drawn where the generator is.
 
-    `rows`: where these tokens stand in a batch of `batch_size`, which is drawn as a whole: whoever has a part of it draws what
-    one process does, and leaves the generator where the others do.
+    `rows`: the rows of these tokens in a batch of `batch_size`. The mask is drawn for the whole batch, so that ranks draw what a single
+    process draws, and their generators stay in the same state.
     """
     size = tokens.shape[0] if batch_size is None else batch_size
     keys = torch.rand(size, tokens.shape[1], generator=generator, device=generator.device)

@@ -1,6 +1,6 @@
 """Transitions between positions whose token may be missing: there every state is possible, not only those of one word.
 
-What stands at a position of a sequence is its kind: the group of its token, MISSING, or ENDED. A message speaks of the places
+What stands at a position of a sequence is its kind: the group of its token, MISSING, or ENDED. A message is over the places
 of that kind: the K states of the group in their order, or all Z states. Messages of one position are one (B, W) tensor, W being
 Z where any sequence misses its token there, else K; entries past the places of a sequence are never read.
 """

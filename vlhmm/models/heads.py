@@ -1,6 +1,6 @@
 """From features or free logits to start, transition and emission: each head independent of the others.
 
-`live` marks the states among those asked for that may be entered; None: all. The others get probability zero.
+`live` masks the requested states: only live ones may be entered; None: all. The others get probability zero.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ StateAxes = Mapping[str, tuple[int, ...]]
 
 
 class FactoredStart(nn.Module):
-    """log p(z_1) = log_softmax over the states asked for of w . start_z."""
+    """log p(z_1) = log_softmax of w . start_z over the requested states."""
 
     state_axes: ClassVar[StateAxes] = {}
 
@@ -63,7 +63,7 @@ class FactoredStart(nn.Module):
 
 
 class ScalarStart(nn.Module):
-    """log p(z_1) = log_softmax over the states asked for of a free vector."""
+    """log p(z_1) = log_softmax of a free vector over the requested states."""
 
     state_axes: ClassVar[StateAxes] = {"logits": (0,)}
 
@@ -76,7 +76,7 @@ class ScalarStart(nn.Module):
 
 
 class SoftmaxHead(nn.Module):
-    """log A[z, z'] = out_z . in_z' - log sum over all z' asked for.
+    """log A[z, z'] = out_z . in_z' - log-sum-exp of it over the requested target states z'.
 
     The precision of the normaliser is that of the tiles it is for, else rows would not sum to one. Not all tiles are `rounded`:
     only the kernels of the blocked recursion round the features of theirs.
@@ -105,7 +105,7 @@ class SoftmaxHead(nn.Module):
 
 
 class BlockFactoredHead(nn.Module):
-    """log A[z, z'] = log p(m' | z) + log_softmax of out_z . in_z' over the states asked for of block m'."""
+    """log A[z, z'] = log p(m' | z) + log_softmax of out_z . in_z' over the requested states of block m'."""
 
     state_axes: ClassVar[StateAxes] = {}
 
@@ -150,7 +150,7 @@ class LowRankHead(nn.Module):
 
 
 class TableHead(nn.Module):
-    """log A[z, z'] = log_softmax over the states asked for of a free matrix."""
+    """log A[z, z'] = log_softmax of a free matrix over the requested target states."""
 
     state_axes: ClassVar[StateAxes] = {"logits": (0, 1)}
 

@@ -1,8 +1,8 @@
-"""The one thread that owns the model, and what waits for it.
+"""The thread that owns the model, and its queues of jobs (continuous batching).
 
 Each turn of the thread reads a part of the texts that wait to be read, in one batch, writes one token of all texts that are being
-written, in another, and works on one other question for a slice of time. No request waits for another to end, and a question that
-no client waits for any more is cancelled between two slices.
+written, in another, and works on one other query for a time slice. No request waits for another to end, and a query whose
+client has disconnected is cancelled between two slices.
 """
 
 from __future__ import annotations

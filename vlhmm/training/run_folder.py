@@ -90,7 +90,7 @@ class RunFolder:
         return broadcast_object((self.path / name).exists(), self.here, f"reading {self.path}")
 
     def write(self, work: Callable[[], object]) -> None:
-        """The first rank's work; the others wait for it, however long it takes."""
+        """Runs on the first rank; the others wait at a barrier without a time limit."""
         first_does(work, self.here, f"writing to {self.path}")
 
     def does(self, work: Callable[[], Made]) -> Made:

@@ -144,7 +144,7 @@ class Task(Protocol[OwnEvent_co]):
         ...
 
     def loss(self) -> float:
-        """Of the last step, in nats per token; waits for a GPU. Raises `DivergedError`."""
+        """The loss of the last step in nats per token; synchronises with a GPU. Raises `DivergedError`."""
         ...
 
     def check_due(self) -> bool:
@@ -156,7 +156,7 @@ class Task(Protocol[OwnEvent_co]):
         ...
 
     def resumable(self) -> bool:
-        """Training can go on from the present state; if not, only from an earlier one."""
+        """Training can be resumed from the current state; if not, only from an earlier one."""
         ...
 
     def stoppable(self) -> bool:
@@ -167,7 +167,7 @@ class Task(Protocol[OwnEvent_co]):
     def evaluating(self) -> Generator[Progress, None, float]:
         """Validation perplexity, if the weights are sound (else raises `DivergedError`); the best are kept, the schedule moves on.
 
-        Nothing has changed while it still yields: an interrupted check is made anew."""
+        The state is unchanged while it yields: an interrupted check is repeated."""
         ...
 
     def step_record(self, losses: Sequence[float]) -> dict[str, Any] | None:
@@ -185,7 +185,7 @@ class Task(Protocol[OwnEvent_co]):
         ...
 
     def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
-        """Goes on exactly from what `state` gave."""
+        """Restores what `state` returned, so that training continues exactly from there."""
         ...
 
     def save_best(self) -> None:

@@ -86,8 +86,8 @@ def tiling_for(num_states: int, precision: Precision) -> Tiling:
     forward_sizes = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
     backward_sizes = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
     if precision == "bf16" and 64 <= states <= 512:
-        # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory, which holds
-        # as many pieces as there are stages. The fastest of those tried; of 1,024 states pieces are too thin for them.
+        # Tensor cores (wgmma) need four warps to read 64 rows of a tile from shared memory, which holds one chunk for each
+        # pipeline stage. The fastest of those tried; with 1,024 states chunks have too few rows for that.
         piece, stages, step_warps = {64: (64, 3, 4), 128: (128, 4, 4), 256: (128, 3, 8), 512: (64, 3, 8)}[states]
         forward_sizes = {"forward_rows": piece, "forward_stages": stages, "forward_warps": step_warps}
         backward_sizes = {"backward_columns": piece, "backward_stages": stages, "backward_warps": step_warps}

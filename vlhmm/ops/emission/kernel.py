@@ -13,7 +13,7 @@ one group. For word x, state z of its group, cotangent g of log p:
 One group (a dense HMM) has every tile: there `launch.py` sums over the tiles itself and cuts the last kernel's words.
 
 Reductions over the words of a group are written as one partial result for each tile and state: several programs share a large
-group, and there are no atomics. Results stand in the words' own rows; `d_logits` alone stands in the order of the layout, since
+group, and there are no atomics. Results are in the order of word ids; only `d_logits` is in the order of the layout, since
 only the last two kernels read it. Pieces of K and H are further axes of the grids. Addresses are int64.
 
 `tiles` has five numbers a tile: group, first position in the layout, words, first tile of the group, end of its tiles.

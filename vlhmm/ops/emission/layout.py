@@ -68,7 +68,7 @@ def _tiles(groups: Int[Tensor, " G"], sizes: Int[Tensor, " G"], tile_words: int)
     end_tile = tiles_of_group.cumsum(0)
     first_tile = end_tile - tiles_of_group
     entry = torch.arange(groups.shape[0], device=groups.device).repeat_interleave(tiles_of_group)
-    # The words of the group that stand in the tiles before.
+    # The words of the group in its earlier tiles.
     before = (torch.arange(entry.shape[0], device=groups.device) - first_tile[entry]) * tile_words
     first_position = (sizes.cumsum(0) - sizes)[entry] + before
     count = (sizes[entry] - before).clamp(max=tile_words)

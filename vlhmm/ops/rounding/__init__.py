@@ -1,4 +1,4 @@
-"""Rounding operands for the matrix units."""
+"""Rounding of operands for tensor cores (bf16, tf32)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ gradient it also takes mean_z = sum_y p(y | z) in_y from the tile it already hol
 grad_z mean_z, and only the gradient of `into` has to make the logits again. Together 8 Z Y H operations instead of the
 10 of making them once for each output, and no atomics: each program owns the rows it writes.
 
-Operands are packed first: rows padded to whole tiles and columns to a width that the matrix units take, with zeros;
+Operands are packed first: rows padded to whole tiles and columns to a width that tensor cores take, with zeros;
 a row of `into` with -inf in it is dead (p(y | z) = 0), and its features are zeros too, so that no product is 0 times -inf = NaN.
 Then the loops need no masks.
 

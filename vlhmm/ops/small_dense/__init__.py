@@ -59,7 +59,7 @@ def served(num_states: int, num_words: int, dtype: torch.dtype, device: torch.de
 
 
 class SmallText:
-    """Tokens (B, T) and lengths (B,), both int64, and the token after which states begin anew (-1: none)."""
+    """Tokens (B, T) and lengths (B,), both int64, and the reset token, after which states restart from the start distribution (-1: none)."""
 
     __slots__ = ("operands", "tokens")
 

@@ -115,7 +115,7 @@ def add_products(left, right, block_step, row_step, count, states, target):
 def read_block(text, first, last, words, block, odd):
     """The tokens of a block, (T, 16), the number `words` where a lane has none; -1 where one is out of range, else the longest length.
 
-    `odd` (T,): some lane begins anew at this position, or has ended.
+    `odd` (T,): whether some lane restarts from the start distribution at this position, or has ended.
     """
     tokens, lengths, reset, _ = text
     positions = tokens.shape[1]
@@ -358,7 +358,7 @@ def look_ahead(tables, block, t, messages, here, back, totals, room, ahead):
 @exact
 @no_type_check
 def put_probs(text, first, last, t, messages, here, back, joint, rows, rows_at, room, probs, start_counts):
-    """probs = messages * back of the sequences that reach position t; where states begin anew they are counted."""
+    """probs = messages * back of the sequences that reach position t; where states restart they are added to the counts of start."""
     tokens, lengths, reset, _ = text
     states = start_counts.shape[0]
     for place in range(0, states * LANES, LANES):

@@ -19,7 +19,7 @@ def window_groups(
     past: Int[Tensor, " B"] | None = None,
     first_entered: int | None = None,
 ) -> WindowGroups:
-    """States begin anew after `reset_token`, and at position 0 where there is no `past` token.
+    """States restart from the initial distribution after `reset_token`, and at position 0 without a `past` token.
 
     At position 0 the source is the group of the past token, or group 0 without one. With `first_entered` it is group
     `first_entered` + b for sequence b.
