@@ -10,7 +10,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def unfilled(layer: type[Layer], *sizes: int, **options: Any) -> Layer:
-    """`layer(*sizes)` on the default device; uninitialised. The caller initialises it from a generator, so the global generator is not advanced."""
+    """`layer(*sizes)` on the default device, uninitialised. The caller initialises it from a generator, so the global generator is not advanced."""
 
     # `torch.nn.utils.skip_init` initialises on the device "meta", for which torch imports its compiler: one second for every load.
     class Undrawn(layer):  # type: ignore[valid-type, misc]

@@ -1,8 +1,8 @@
 """The thread that owns the model, and its queues of jobs (continuous batching).
 
 Each turn of the thread reads a part of the texts that wait to be read, in one batch, writes one token of all texts that are being
-written, in another, and works on one other query for a time slice. No request waits for another to end, and a query whose
-client has disconnected is cancelled between two slices.
+written, in another, and works on one other query for a time slice. No request waits for another to end, and a query that
+no client waits for any more (disconnect or timeout) is cancelled between two slices.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class StaticCacheGenerator:
     What is captured for the first batch serves all that follow.
     """
 
-    # `no_grad`, not inference mode: a first capture in inference mode makes the default generator unusable for all later graphs.
+    # `no_grad`, not inference mode: a first capture in inference mode makes the default generator unusable for graphs captured outside of it.
     @torch.no_grad()
     def __init__(self, model: Any, num: int, width: int, sampling_config: SamplingConfig) -> None:
         from transformers import StaticCache

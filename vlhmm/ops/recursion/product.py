@@ -1,4 +1,4 @@
-"""Matrix products on a GPU whose precision does not depend on the process-wide cuBLAS setting (`allow_tf32`)."""
+"""Matrix products on a GPU whose precision does not depend on the process-wide setting of cuBLAS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COPIED_AT_ONCE = 1 << 25
 
 
 def product(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"], precision: Precision) -> Float[Tensor, "K J"]:
-    """left @ right in float32, from operands of at least this precision, whatever `allow_tf32` is set to.
+    """left @ right in float32, from operands of at least this precision, whatever the process-wide cuBLAS setting allows.
 
     That setting is shared by all threads; dtypes of operands are not. In place of tf32 (11 bits) an operand is split into an upper
     and a lower half in bfloat16 (16 bits), and in place of float32 the product is in float64.
