@@ -66,7 +66,7 @@ def side_by_side(device: torch.device, quick: bool) -> Iterator[Beside]:
     for name, recipe in works(quick).items():
         blocks = 1 if recipe.blocks.clustering == "one" else recipe.blocks.num_blocks
         for jobs in JOBS[:2] if quick else JOBS:
-            # Only those of dense HMMs wait.
+            # Only kernels of dense HMMs are cooperative (grid barriers).
             for waits in (True, False) if blocks == 1 else (False,):
                 taken, cores = _timed(name, recipe, jobs, waits, device, 2 if quick else STEPS, quick)
                 states, reads = recipe.model.states_per_block * blocks, products_read(recipe.model.precision, device)
@@ -120,7 +120,7 @@ def _timed(
 
 
 def _wait(stream: torch.cuda.Stream | None) -> None:
-    # Not for the whole device: another thread may capture meanwhile.
+    # Synchronise the stream, not the device: another thread may be in graph capture.
     if stream is not None:
         stream.synchronize()
 

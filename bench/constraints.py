@@ -82,7 +82,7 @@ def _cases(names: list[str], quick: bool) -> dict[str, Callable[[], Constraint]]
 
 
 def _timed(case: str, make: Callable[[], Constraint], vocabulary: str, texts: TokenTexts) -> Compiled:
-    # Strings and numbers of a schema that was compiled before are remembered.
+    # Clears the caches: strings and numbers of schemas compiled earlier are cached.
     for remembered in (json_values._content, json_values._unsigned):
         remembered.cache_clear()
     begun = time.process_time()

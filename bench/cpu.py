@@ -62,7 +62,7 @@ def extras(rates: Rates, quick: bool) -> Iterator[Extra]:
 
 
 def _turns(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median milliseconds of each, in turns, every time the second of two calls."""
+    """Median milliseconds of each. Calls are interleaved, and the second of two is timed (warm caches)."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

@@ -147,7 +147,7 @@ def on_gpu(device: torch.device, quick: bool) -> dict[str, list[dict[str, Any]]]
 
 @contextmanager
 def _world_of_one(device: torch.device) -> Iterator[None]:
-    # gloo carries what the training loop decides at every step.
+    # gloo carries the collective decisions of the training loop at every step.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)

@@ -52,7 +52,7 @@ def run_epoch(work: EpochWork, device: torch.device, steps: int | None = None) -
     losses: list[float] = []
 
     def train(some: list[Tensor]) -> None:
-        # As in training, a GPU is not asked for every loss.
+        # As in training, the loss is not read at every step: reading it synchronises with the GPU.
         for window in some:
             task.make_step(window)
             if task.step % LOG_STEPS == 0:

@@ -25,7 +25,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Needs:
-    """What no method can do without; dependent steps and launches are not in it."""
+    """A lower bound for any method (roofline): bytes and operations, without latency of dependent steps and of launches."""
 
     matmul_flops: float = 0.0
     max_plus_pairs: float = 0.0
@@ -50,7 +50,7 @@ def measure_rates(device: torch.device, quick: bool = False) -> Rates:
 
     copied = rate(2.0 * source.nbytes, lambda: target.copy_(source))
     left = torch.randn(width, width, device=device)
-    # TF32 would hide the rate of the ordinary units, which take the maxima.
+    # Without TF32: tensor cores would hide the rate of the ordinary cores, which compute the maxima.
     with float32_products("highest", device):
         float32 = rate(2.0 * width**3, lambda: left @ left)
     if not cuda:
@@ -60,7 +60,7 @@ def measure_rates(device: torch.device, quick: bool = False) -> Rates:
 
 
 def dense_needs(work: Work, sizes: DenseSizes, rates: Rates) -> Needs:
-    """The table once, the rows of the emission table that the tokens ask for once, results once."""
+    """Memory traffic: the table, the emission rows of the tokens and the results, each moved once."""
     pairs = float(sizes.batch * (sizes.length - 1) * sizes.states**2)
     table = sizes.states**2 * rates.operand_bytes
     per_position = sizes.batch * sizes.length * sizes.states * 4
@@ -73,7 +73,7 @@ def dense_needs(work: Work, sizes: DenseSizes, rates: Rates) -> Needs:
         case "W4":
             return Needs(max_plus_pairs=pairs, bytes=4 * sizes.states**2 + per_position)
         case "W5":
-            # The forward messages wait in memory until the backward ones meet them.
+            # Forward messages are stored until the backward pass reads them.
             return Needs(matmul_flops=4 * pairs, bytes=table + 4 * per_position)
 
 

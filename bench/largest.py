@@ -71,7 +71,7 @@ def _doubled(
 
         try:
             held = peak_of(work, device)
-        # What cannot fit is refused beforehand where its size is known.
+        # Sizes that cannot fit are refused before allocation, where they are known.
         except (torch.OutOfMemoryError, ValueError) as reason:
             return Largest(
                 name, reads, best.states, best.bytes, best.milliseconds, f"2^{power} states: {str(reason)[:160]}"

@@ -1,4 +1,4 @@
-"""The clock: engines take turns, and a wrong answer gets no time."""
+"""Timing: calls of the engines are interleaved, and an engine with a wrong answer is not timed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compare(
     threads = torch.get_num_threads()
     for name, make in engines.items():
         results[name], timed, seconds = _checked(name, make, error_of, tolerance, device)
-        # Importing a peer can change it for everyone.
+        # Importing a peer can change the number of threads of the whole process.
         torch.set_num_threads(threads)
         if timed is not None:
             right[name] = timed
@@ -72,7 +72,7 @@ def compare(
     for _ in range(repeat):
         for name, timed in right.items():
             if sum(taken[name]) < max_seconds:
-                # The caches still hold the data of the engine before; the second call finds its own.
+                # A warm-up call: the caches still hold the data of the previous engine.
                 if not taken[name] or taken[name][-1] < SLOW:
                     timed.run()
                 taken[name].append(seconds_of(timed.run, device))

@@ -46,8 +46,8 @@ def peaks(device: torch.device, quick: bool) -> Iterator[Peak]:
 
 
 def peak_of(call: Callable[[], object], device: torch.device) -> int:
-    """Bytes held at the highest moment of `call`, over those before it; on a CPU over the most that were held before it."""
-    # A step and its graphs refer to each other.
+    """Peak memory of `call` above the memory in use before it; on a CPU above the earlier peak (resident set size)."""
+    # A step and its graphs are a reference cycle, which only the garbage collector frees.
     gc.collect()
     if device.type == "cpu":
         before = _peak_resident()
@@ -65,7 +65,7 @@ def peak_of(call: Callable[[], object], device: torch.device) -> int:
 def _peak_resident() -> int:
     import resource
 
-    # Kilobytes, but on macOS bytes.
+    # `ru_maxrss` is in kilobytes, on macOS in bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -92,7 +92,7 @@ def _dense_gradient(device: torch.device, quick: bool) -> Peak:
     del inputs
 
     def count() -> None:
-        # The third call may be a graph: what it keeps counts too.
+        # The third call may capture a CUDA graph, whose memory pool counts too.
         for _ in range(3):
             hmm.expected_counts(tokens)
 

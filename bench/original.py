@@ -131,7 +131,7 @@ def _log_emission(model: Model, emit: Float[Tensor, "N H"], per_block: int) -> F
 
 def losses(inputs: StepInputs, kept: list[StateSubset], dtype: torch.dtype) -> Float[Tensor, " S"]:
     """The losses of the first steps, with the states that each keeps given."""
-    # The whole table of 2^18 states would need 300 GB.
+    # The full transition table of 2^18 states would need 300 GB.
     training = EagerTraining(inputs, dtype, whole_tables=False)
     steps = zip(inputs.windows[:STEPS_CHECKED], kept, strict=True)
     return torch.tensor([training.step(window, states) for window, states in steps], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Other ways to the same answers, one small class each. A peer's own imports are made when it is asked for.
+"""Other implementations of the same computations, one small class each. A peer's own packages are imported lazily.
 
 What a peer needs from the tables in its own layout is made before the clock starts; the emission lookup is timed.
 """
@@ -118,7 +118,7 @@ class Dynamax:
         return "tf32" if device.type == "cuda" else "float32"
 
     def timed(self, work: Work, inputs: DenseInputs) -> Timed:
-        # Read at the first import: JAX then leaves the device's memory to others, and stays where it is asked to.
+        # Read at the first import: JAX then does not preallocate device memory, and uses the platform that is set.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         if inputs.device.type == "cpu":
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -139,7 +139,7 @@ class Dynamax:
 
         log_prob = over_batch(lambda start, moves, emitted: hmm_filter(start, moves, emitted).marginal_loglik)
         smoothed = over_batch(
-            # What is not asked of its result the compiler leaves out.
+            # The compiler eliminates computations whose results are not used (dead code).
             lambda start, moves, emitted: hmm_two_filter_smoother(start, moves, emitted).smoothed_probs
         )
 

@@ -97,7 +97,7 @@ def reduction(num_bytes: int, here: World, repeat: int) -> Reduction:
 
 
 def _work() -> None:
-    """What comes before a sum in a step: caches hold other things then, and the system favours processes that have slept."""
+    """Work before the all-reduce, as in a step: it evicts caches, and the scheduler does not favour a process that has just slept."""
     matrix = torch.ones(512, 512)
     end = time.perf_counter() + WORK_SECONDS
     while time.perf_counter() < end:
@@ -105,7 +105,7 @@ def _work() -> None:
 
 
 def _slowest(run: Callable[[], None], here: World, before: Callable[[], None] | None = None) -> float:
-    """Seconds on the slowest rank; all begin together."""
+    """Seconds on the slowest rank; ranks start at a barrier."""
     if before is not None:
         before()
     barrier(here)

@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Link:
-    """What carries messages between neighbours of a ring."""
+    """The link between neighbours in a ring all-reduce: latency and bandwidth."""
 
     latency: float
     """Seconds of a message without content."""

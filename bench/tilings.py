@@ -105,7 +105,7 @@ def factors_of(sizes: StepSizes, device: torch.device) -> BlockedFactors:
         return (torch.randn(*shape, generator=generator, device=device) * scale).requires_grad_()
 
     target = torch.randint(blocks, (batch, length), generator=generator, device=device)
-    # The states that beliefs speak of stand behind the others.
+    # The states over which beliefs are distributions are appended to the others.
     first = blocks + torch.arange(batch, device=device)
     transition = BlockSoftmaxTransition(
         normal((blocks + batch) * kept, dim, scale=2.0 / dim**0.5),
@@ -175,7 +175,7 @@ def error_of(found: list[Tensor], exact: list[Tensor]) -> float:
     worst = [float(((log_probs - exact[0]) / exact[0]).abs().max()) / VALUE_ERROR]
     for ours, theirs in zip(gradients, exact[1:], strict=True):
         worst.append(float((ours - theirs).norm() / theirs.norm()) / GRADIENT_ERROR)
-    # NaN is no maximum.
+    # `max` would ignore NaN.
     return max(worst) if all(one == one for one in worst) else float("inf")
 
 
@@ -226,7 +226,7 @@ def _fails(factors: BlockedFactors, precision: Precision, change: Change) -> str
     try:
         results(by_kernels(precision, change), factors)
     except Exception as error:
-        # Too much shared memory and the like, each with a class of its own.
+        # Errors such as too much shared memory, each with an exception class of its own.
         return str(error).splitlines()[0][:100] or type(error).__name__
     return ""
 

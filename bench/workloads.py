@@ -234,7 +234,7 @@ def tolerance(work: str, device: torch.device) -> float:
         case "W2" | "W5":
             return 1e-4 if precise else 1e-2
         case "W4":
-            # Another path may win by rounding only where its score is as good.
+            # Rounding may prefer another path only if its score is equal up to rounding error.
             return 1e-6
         case "W3" | "W3b" | "W3c" | "W3d" | "W3e":
             return 1e-5 if precise else 3e-4

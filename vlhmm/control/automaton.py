@@ -241,7 +241,7 @@ class Distinct:
 
     def __call__(self, states: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:
         every = np.arange(len(states))
-        # Of those that write to one place one is the last.
+        # Of several writes to one place exactly one wins, so each distinct value is found once.
         self._place[states] = every
         kept: Int[np.ndarray, " M"] = states[self._place[states] == every]
         return kept

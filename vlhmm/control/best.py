@@ -43,7 +43,7 @@ def best_constrained(
     """The likeliest tokens with their states that the automaton accepts; None where all have probability zero.
 
     `log_ahead` is log p(the first token's state | the past). Of `steps` tokens, or with `eos_id` and an automaton made by
-    `ending_at` of up to so many: after EOS nothing more is told, so nothing more is paid for.
+    `ending_at` of up to so many: after EOS there are no further tokens, so they add nothing to the score.
     """
     return BestConstrained(tables, automaton, steps, eos_id).text(log_ahead)
 
@@ -69,7 +69,7 @@ class BestConstrained:
         self.ended = (ended_states(automaton) & (eos_id is not None)).to(device)
         self.of_class = self._class_best()
         self.log_reset = self._log_reset()
-        # U and the value where states begin anew, from one token left on.
+        # U, from one token left on, and the value after the reset token (a restart from the start distribution).
         self.ahead: list[Float[Tensor, "S Z"]] = []
         self.anew = [self.log_accepting]
         value = self.log_accepting[:, None].expand(-1, num_states)

@@ -37,7 +37,7 @@ class Nodes:
         return len(self.reads) - 1
 
     def closure(self, node: int) -> frozenset[int]:
-        """The nodes that are reached without reading, of those that read or that nothing leaves."""
+        """The epsilon closure, restricted to nodes that read a byte or have no outgoing edge."""
         reached = {node}
         todo = [node]
         while todo:
@@ -120,7 +120,7 @@ def repeated(part: Part | None, at_least: int, at_most: int | None, between: Par
         if at_least == 0:
             nodes.skips[begin].append(end)
         for number in range(max(at_least, 1) if at_most is None else at_most):
-            # A node of its own, so that going round does not lead back into what came before.
+            # A new node, so that the loop of the repetition does not lead back into the preceding part.
             first = nodes.new()
             nodes.skips[begin if number == 0 else between(nodes, begin)].append(first)
             begin = part(nodes, first)
@@ -212,7 +212,7 @@ def compiled(part: Part | None) -> Automaton:
 
 def texts(some: Sequence[str]) -> Automaton:
     """The minimal automaton of these texts alone."""
-    # A tree, so that ten thousand texts that begin alike are followed as one.
+    # A trie, so that common prefixes of ten thousand texts are followed once.
     tree: list[dict[int, int]] = [{}]
     ends: set[int] = set()
     for number, text in enumerate(some):

@@ -223,7 +223,7 @@ def any_of(constraints: Iterable[Constraint]) -> Constraint:
 def _combined(
     parts: tuple[Constraint, ...], texts: TokenTexts, combine: Callable[[list[Automaton]], Automaton]
 ) -> Automaton:
-    """Text first: products over bytes are smaller, and lifted once."""
+    """Constraints on text first: their product automata over bytes are smaller, and lifted to tokens once."""
     of_text = [part.over_bytes() for part in parts if not part.about_tokens]
     of_tokens = [part.over_tokens(texts) for part in parts if part.about_tokens]
     lifted = [texts.lift(combine(of_text))] if of_text else []

@@ -224,7 +224,7 @@ class ControlledHMM:
         time_limit: float | None,
         never: int | None,
     ) -> None:
-        """Says what is impossible after the first text after which the constraint is."""
+        """Raises for the first text after which the constraint is impossible, with the reason."""
         impossible = self._log_prob(ahead, past, max_tokens).isinf().nonzero()[:, 0].tolist()
         if not impossible:
             return

@@ -54,7 +54,7 @@ class Length(Constraint):
         raise ValueError(f"{self} counts tokens, which the bytes of a text do not show; use over_tokens")
 
     def over_tokens(self, texts: TokenTexts) -> Automaton:
-        # Beyond this number counting on changes nothing.
+        # The count saturates here: larger counts are equivalent.
         enough = self.at_least if self.at_most is None else self.at_most + 1
         return explore(
             0,

@@ -31,7 +31,7 @@ def _explained(constraint: Constraint, texts: TokenTexts, max_tokens: int | None
     needed = _tokens_needed(list(constraint.parts()), texts)
     if math.isfinite(needed) and (max_tokens is None or needed <= max_tokens):
         return None
-    # Parts that contradict each other are worth more than parts that are merely long.
+    # Parts that contradict each other (infinite length) are a better explanation than parts that are merely too long.
     too_many = math.inf if math.isinf(needed) or max_tokens is None else max_tokens + 1
     guilty = list(constraint.parts())
     for part in constraint.parts():

@@ -55,7 +55,7 @@ class Choice:
         """What to draw from; tokens of probability zero keep it."""
         log_weights = log_probs
         if self.temperature != 1:
-            # Measured against the best token of each row, no quotient but that of a very unlikely token overflows.
+            # Relative to the best token of each row, division by the temperature overflows only to -inf, for very unlikely tokens.
             best = log_probs.amax(1, keepdim=True)
             log_weights = (log_probs - best.masked_fill(best.isinf(), 0.0)) / max(self.temperature, MIN_TEMPERATURE)
         if self.top_k is not None and self.top_k < log_weights.shape[1]:
@@ -124,7 +124,7 @@ def _sample_rows(
         tokens: list[int] = drawn.tolist()
         for row, token in zip(rows, tokens, strict=True):
             texts[row].append(token)
-        # Texts that have ended are left out from here on.
+        # Finished texts are removed from the batch.
         going = [place for place, token in enumerate(tokens) if token != eos_id]
         if not going or left == 1:
             break

@@ -193,7 +193,7 @@ class Guide:
         try:
             output = model.generate(**self.generate_arguments(**given, **options))
         finally:
-            # What was cut off is found below, not by the next call.
+            # Truncated texts are detected below, not by the next call.
             self.reset()
         sequences = getattr(output, "sequences", output)
         # An encoder reads the prompt elsewhere; the text then begins with one token for its beginning.
@@ -342,7 +342,7 @@ class Guide:
                 f"the language model scores {scores.shape[1]} tokens, but the HMM has {self._tables.num_words}: "
                 "use an HMM over the language model's own vocabulary"
             )
-        # One copy instead of several questions to the device, each of which waits for the language model.
+        # One copy to the host instead of several host-device synchronisations, each of which waits for the language model.
         ids = input_ids.to("cpu", copy=True)
         rows = self._row_guide.continued(self._rows, ids)
         begins = rows is None

@@ -1,8 +1,8 @@
 """The rows of a batch that a guide follows, and the scores of the token that comes next in each.
 
-Two corners where the HMM has no opinion are settled so that the text can always go on:
+Two cases in which the HMM assigns probability zero are defined so that the text can always continue:
 
-- a token that the HMM holds impossible (D = 0) leaves nothing to believe, so states begin anew from the start distribution,
+- after a token that is impossible by the HMM (D = 0) the belief is undefined, so it is reset to the start distribution,
   both in p(constraint | prefix, v) and at the next step;
 - where the HMM gives every token that the language model may choose no chance to satisfy the constraint (N = 0), the
   automaton alone decides: its tokens keep the language model's score.
@@ -31,7 +31,7 @@ from vlhmm.validate import as_batch
 
 @dataclass(frozen=True)
 class Rows:
-    """All that is kept from one step to the next."""
+    """The state of the guide between two steps."""
 
     ids: Int[Tensor, "R T"]
     """On the CPU."""
@@ -62,7 +62,7 @@ class RowGuide:
         states = [self.plan.start_of[self.constraint_of(row, num_rows)] for row in range(num_rows)]
         log_ahead = self.plan.following.log_ahead(opening).repeat(num_rows, 1)
         if prompt_lengths is not None:
-            # Beams and sequences of one prompt begin alike.
+            # Beams and sequences of one prompt share the belief after it, which is computed once.
             marked = torch.cat([torch.tensor(prompt_lengths(ids))[:, None], ids], dim=1)
             distinct, which = marked.unique(dim=0, return_inverse=True)
             for number, (length, *prompt) in enumerate(distinct.tolist()):
@@ -91,7 +91,7 @@ class RowGuide:
         return self.plan.following.log_ahead(scored.belief)
 
     def continued(self, before: Rows | None, ids: Int[Tensor, "R T"]) -> Rows | None:
-        """The rows one token later; None where they do not go on from the last call's."""
+        """The rows one token later; None if they do not continue those of the last call."""
         plan = self.plan
         if before is None or ids.shape != (before.ids.shape[0], before.ids.shape[1] + 1):
             return None
@@ -108,7 +108,7 @@ class RowGuide:
         drawn = ids[:, -1]
         states = self._next_states([before.states[parent] for parent in parents], drawn.tolist())
         log_ahead = before.log_ahead if parents == list(range(len(parents))) else before.log_ahead[parents]
-        # Rows that have ended, or took a token that the HMM does not know, go along: their rows are not read.
+        # Finished rows, and rows with a token outside the HMM's vocabulary, stay in the batch; their beliefs are not read.
         known = drawn.clamp(max=plan.following.tables.num_words - 1).to(log_ahead.device)
         return Rows(ids, plan.following.log_ahead_after(log_ahead, known), states, before.left - 1)
 
@@ -126,7 +126,7 @@ class RowGuide:
 
     def _next_states(self, states: list[int], tokens: list[int]) -> list[int]:
         num_words, ended = self.plan.following.tables.num_words, self.plan.ended
-        # A token that the HMM does not know leads nowhere, except after the end.
+        # A token outside the HMM's vocabulary has no edge (-1), except after EOS.
         following = [state if state in ended else -1 for state in states]
         known = [
             row
@@ -159,7 +159,7 @@ class RowGuide:
         after = torch.where(
             found.log_prob.isinf(), following.log_met_anew(states, rows.left), found.log_joint - found.log_prob
         )
-        # A token that leads nowhere has N = 0, and no chance had states begun anew: no mask is needed.
+        # A token without an edge has N = 0, also with a reset belief: no mask is needed.
         opinion = after.clamp_(max=0).sub_(torch.where(impossible, torch.inf, before))
         guided = opinion.to(torch.float32) + scores
         unsettled = guided.amax(1, keepdim=True) == -torch.inf
@@ -188,7 +188,7 @@ class RowGuide:
             )
 
     def warn_of_cut_off(self, rows: Rows) -> None:
-        """Warns where no token after these rows could have satisfied the constraint: all that a logits processor can know."""
+        """Warns if no next token of these rows could have satisfied the constraint: a logits processor does not see how texts end."""
         if rows.left == 1:
             return
         reachable, ended = self.plan.following.ahead.reachable[1], self.plan.ended

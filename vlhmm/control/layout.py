@@ -70,7 +70,7 @@ class DenseLayout:
     def __call__(
         self, log_ahead: Float[Tensor, "R Z"], states: Sequence[int], after: int
     ) -> tuple[NextLogProbs, Bool[Tensor, " R"]]:
-        """N and D, and the rows where they underflowed."""
+        """N and D, and which rows underflowed."""
         edges = [self._edges_of(state) for state in states]
         num_rows, num_slices = len(edges), len(self._slices)
         rows = list(range(num_rows)) * num_slices + [row for row, edge in enumerate(edges) for _ in edge.exceptions]
@@ -108,7 +108,7 @@ class DenseLayout:
         return (self._tables.log_emission[tokens] - self._log_peak[tokens, None]).exp_()
 
     def _edges_of(self, state: int) -> _Edges:
-        """Kept for every automaton state that was met: at most S of them."""
+        """Cached for every automaton state visited: at most S entries."""
         if state not in self._edges:
             automaton = self._ahead.automaton
             of_slices: list[int] = automaton.next_state[state, self._large].tolist()
@@ -133,7 +133,7 @@ class GroupedLayout:
     def __call__(
         self, log_ahead: Float[Tensor, "R Z"], states: Sequence[int], after: int
     ) -> tuple[NextLogProbs, Bool[Tensor, " R"]]:
-        """N and D, and the rows where they underflowed."""
+        """N and D, and which rows underflowed."""
         device, num_rows = log_ahead.device, len(states)
         # Every row's edges one after the other: the rows they are of, where they lead, and the edge of each class.
         edges = [self._ahead.automaton.next_state[state].unique(return_inverse=True) for state in states]
@@ -178,7 +178,7 @@ def layout_of(tables: Tables, ahead: Lookahead) -> Layout:
 
 
 def _log_peak(tables: Tables) -> Float[Tensor, " X"]:
-    """log of each token's largest emission: a rare token does not underflow."""
+    """log of each token's largest emission, the scale by which a rare token's emissions do not underflow."""
     return _finite(tables.log_emission.amax(1))
 
 
@@ -208,7 +208,8 @@ def _in_logs(
     best: Float[Tensor, " R"],
     best_ahead: Float[Tensor, " R"],
 ) -> tuple[NextLogProbs, Bool[Tensor, " R"]]:
-    """Sums to logs, their scales added; and the rows whose sums are all near the smallest of their type, although some weight is not."""
+    """Logs of the sums, their scales added. Also the underflow check: rows whose largest sum is near the smallest normal number, though a
+    weight is positive."""
     underflown = (joint.amax(1) < 2**20 * torch.finfo(joint.dtype).tiny) & ~best.isinf()
     log_joint, log_prob = (
         sums.log_().add_(log_peak).add_(_finite(scale)[:, None]) for sums, scale in ((joint, best), (prob, best_ahead))

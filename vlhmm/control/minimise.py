@@ -19,7 +19,7 @@ CELLS_AT_ONCE: Final = 1 << 18
 
 
 def minimised(automaton: Automaton) -> Automaton:
-    """The same language with the fewest states and classes."""
+    """The minimal automaton: the same language with the fewest states and classes."""
     automaton = _reachable(automaton)
     next_state = automaton.next_state.numpy()
     class_of_class, classes = equal_rows(next_state.T)
@@ -41,7 +41,7 @@ def equal_rows(table: Int[np.ndarray, "N M"]) -> tuple[Int[np.ndarray, " N"], In
     seed = 0
     while True:
         _, first, group = np.unique(_hashed(table, seed), return_index=True, return_inverse=True)
-        # Sorting hashes is many times faster than sorting rows; this comparison makes it exact.
+        # Sorting hashes is many times faster than sorting rows; this comparison detects collisions, so the result is exact.
         others = np.flatnonzero(first[group] != np.arange(len(table)))
         if all(np.array_equal(table[part], table[first[group[part]]]) for part in _parts(others, table.shape[1])):
             return _as_they_occur(group, first)
@@ -119,7 +119,7 @@ def _equivalent_states(
         block = _Refinement(next_state, incoming, block, seed).blocks()
         _, first, group = np.unique(block, return_index=True, return_inverse=True)
         after = group[next_state]
-        # Every split was for a reason, but equal hashes may have prevented one; then again with others.
+        # Every split is valid, but a hash collision may hide one: then refine again with another seed.
         if np.array_equal(after, after[first[group]]):
             return _as_they_occur(group, first)
         block, seed = group, seed + 1
@@ -145,7 +145,7 @@ class _Refinement:
         self.keys = np.zeros(num_states, dtype=np.uint64)
         for column, weight in enumerate(self.weight_of_class):
             self.keys += self.value_of_block[block[next_state[:, column]]] * weight
-        # The key that all states of a block have which are not to be looked at again.
+        # The common key of the settled states of a block, which are not examined again.
         self.settled_key = np.zeros(num_states, dtype=np.uint64)
 
     def blocks(self) -> Int[np.ndarray, " S"]:
@@ -185,7 +185,7 @@ class _Refinement:
         changed, numbers = [states[moving]], [np.repeat(number, count)[moving]]
         leaves = keeps & (settled > 0)
         if leaves.any():
-            # Settled states that are fewer than those that keep the number: they must be sought.
+            # Settled states are the minority of their block, so they get the new number: they are found by a scan over all states.
             number_of_block = np.full(len(self.size), -1)
             number_of_block[blocks[leaves]] = self._new_blocks(settled[leaves], self.settled_key[blocks[leaves]])
             new_number = number_of_block[self.block]

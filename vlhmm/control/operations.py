@@ -19,7 +19,7 @@ from vlhmm.control.time_limit import REMEDY, check_time
 
 State = TypeVar("State", bound=Hashable)
 
-# Tables of the product with an HMM grow with the states, so a constraint near this limit is of no use anyway.
+# The tables of HMM x automaton grow with the number of states: near this limit they would not fit into memory anyway.
 MAX_STATES: Final = 20_000
 MAX_STATES_BETWEEN: Final = 1 << 17
 """Over bytes, and of a product before it is minimised: tokens are longer, so that what is left of it may be small."""
@@ -82,7 +82,7 @@ def complement(automaton: Automaton) -> Automaton:
 
 
 def _folded(automata: Sequence[Automaton], combine: Callable[[Tensor, Tensor], Tensor]) -> Automaton:
-    """Pairwise and then pairs of pairs: the large products come last, of automata already minimal."""
+    """A balanced tree of products: large products come last, between automata that are already minimal."""
     automata = list(automata)
     while len(automata) > 1:
         pairs = [_product(first, second, combine) for first, second in zip(automata[::2], automata[1::2], strict=False)]

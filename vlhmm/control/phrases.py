@@ -126,14 +126,14 @@ def phrases_in_order(
         if done in matches and not at_end:
             return state
         in_word_now = _in_word_after(in_word, byte)
-        # The character after a phrase is known now: matches that hung on it hold or are gone.
+        # One character of look-ahead: matches that depended on the next character are now confirmed or dropped.
         held = [
             Match(match.found, match.node, False) if match.open_ended else match
             for match in matches
             if not (match.open_ended and in_word_now)
         ]
         targets = {target for match in held for target in read(match, in_word, byte)}
-        # Who found more phrases for certain can do whatever the others can; but a last phrase may be found again.
+        # A match with more confirmed phrases dominates all others, which are pruned; but the last phrase may be found again.
         finds = {match.found for match in targets if match.node == 0 and not match.open_ended}
         certain = max(finds - {count} if at_end else finds, default=0)
         if certain == count:
@@ -141,7 +141,7 @@ def phrases_in_order(
         return in_word_now, frozenset(match for match in targets if match.found >= certain)
 
     alphabet = {byte for spelling in spellings for _, byte in spelling.next_node}
-    # Bytes of one kind differ only for who reads them as part of a phrase.
+    # Bytes of one kind are equivalent, except as part of a phrase.
     kinds = [(byte in WHITE_SPACE, *(_in_word_after(before, byte) for before in (False, True))) for byte in range(256)]
     class_of_byte = _numbered([(byte if byte in alphabet else -1, kinds[byte]) for byte in range(256)])
     bytes_of_classes = _first_of_each(class_of_byte)
@@ -163,7 +163,7 @@ def phrases_in_order(
 
 def number_of_words(at_least: int, at_most: int | None) -> Automaton:
     """Texts of so many words; words are what white space separates."""
-    # Beyond this number counting on changes nothing.
+    # The count saturates here: larger counts are equivalent.
     enough = at_least if at_most is None else at_most + 1
     class_of_byte = _numbered([byte in WHITE_SPACE for byte in range(256)])
     bytes_of_classes = _first_of_each(class_of_byte)

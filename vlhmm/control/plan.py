@@ -77,7 +77,7 @@ def make_plan(tables: Tables, constraints: Sequence[Constraint | Automaton], com
     """The plan for constraints that some text of at most `steps` tokens satisfies; the others are refused."""
     compiled = {constraint: compiler(constraint) for constraint in constraints}
     for constraint, automaton in compiled.items():
-        # Before the look-ahead, which takes longer.
+        # Checked first: the look-ahead takes longer.
         if not reachable_states(automaton, steps)[-1, automaton.start]:
             raise_impossible(constraint, compiler.texts, compiler, lambda _: True, steps, compiler.time_limit)
     joint, starts = side_by_side(list(compiled.values()))
@@ -92,13 +92,13 @@ def make_plan(tables: Tables, constraints: Sequence[Constraint | Automaton], com
     )
     for constraint, start in plan.start_of.items():
         if bool(ahead.log_met[-1, start].isinf().all()) and bool(ahead.log_met_anew[-1, start].isinf()):
-            # Impossible whatever the state: as from all of them alike.
+            # Impossible from every state: any distribution over states gives the same explanation.
             plan.raise_impossible(constraint, torch.zeros_like(tables.log_start)[None], steps)
     return plan
 
 
 def side_by_side(automata: Sequence[Automaton]) -> tuple[Automaton, list[int]]:
-    """All automata as one, whose classes are told apart by any of them, and where each begins."""
+    """The disjoint union of the automata, with the common refinement of their token classes, and the start state of each."""
     columns = torch.stack([automaton.class_of_token for automaton in automata])
     classes, class_of_token = columns.unique(dim=1, return_inverse=True)
     first, starts, parts = 0, [], []

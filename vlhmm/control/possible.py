@@ -43,7 +43,7 @@ def without(automaton: Automaton, token: int | None) -> Automaton:
         return automaton
     class_of_token, own = automaton.class_of_token.clone(), automaton.num_classes
     class_of_token[token] = own
-    # Of no use to any other token, a class may have none left.
+    # The token's old class may be empty now: classes are renumbered without it.
     kept, class_of_token = class_of_token.unique(return_inverse=True)
     dead = automaton.dead_state()
     next_state, accepting = automaton.next_state, automaton.accepting

@@ -124,7 +124,7 @@ class TransitionMatrix:
 
 @dataclass(frozen=True)
 class Lookahead:
-    """What a constraint's future is worth, in log space so that no strictness underflows."""
+    """The look-ahead tables of a constraint, in log space, so that strict constraints do not underflow."""
 
     automaton: Automaton
     log_met: Float[Tensor, "N S Z"]
@@ -197,7 +197,7 @@ def lookahead(
 
     @cache
     def smallest_factor() -> float:
-        """What a step multiplies with, at least."""
+        """A lower bound on the possible factors of one step, for the underflow check."""
         moves = min(transition.smallest_log, _smallest(tables.log_start))
         return smallest_emission + moves
 
@@ -206,7 +206,7 @@ def lookahead(
         return log_class_sums(tables, automaton)
 
     def log_weights(edges: Int[Tensor, " L"]) -> Float[Tensor, "L Z"]:
-        """log W of these edges, whatever its range."""
+        """log W of these edges, in log space where W underflows."""
         if not lost:
             return weights[edges].log()
         members = automaton.next_state.to(device)[source[edges]] == target[edges, None]
@@ -226,7 +226,7 @@ def lookahead(
     for left in range(1, steps + 1):
         pause()
         check_time("tokens looked ahead", left)
-        # The best that may follow each automaton state: what its row is measured against.
+        # The normaliser of each automaton state's row: the largest value that may follow it.
         best = now.amax(1)
         anew = torch.full_like(best, -torch.inf) if reset is None else now_anew[reset.next_state]
         peak = anew.scatter_reduce(0, source, best[target], "amax")
@@ -239,12 +239,12 @@ def lookahead(
             worth = (now[target[part]] - shift[source[part], None]).exp_()
             follow.index_add_(0, source[part], worth.mul_(weights[part]))
         begun = follow @ start
-        # Only where something is open: a state that cannot accept, or cannot but accept, needs no product.
+        # Only undecided states: one that cannot accept (probability 0), or accepts with certainty (1), needs no product.
         open_states = (reachable[left] & ~certain).nonzero()[:, 0].to(device)
         followed = transition.times(follow[open_states].T).T
         log_begun, log_followed = begun.log() + shift, followed.log() + shift[open_states, None]
         small = (followed < precise).any(1) | (begun[open_states] < precise)
-        # A sum may be zero because nothing is possible there.
+        # A sum of 0 is exact if nothing is possible; underflow is suspected only if a possible product may be that small.
         range_left = _smallest(now) - float(shift.max())
         if bool(small.any()) and (lost or range_left + smallest_factor() < math.log(PRECISE)):
             for place in small.nonzero()[:, 0].tolist():
@@ -256,7 +256,7 @@ def lookahead(
                 log_begun[state] = (tables.log_start.double() + log_follow).logsumexp(0)
                 log_followed[place] = transition.log_times(log_follow)
         now = torch.where(certain.to(device), 0.0, -torch.inf).double()[:, None].repeat(1, num_states)
-        # Rounding may lift a certainty above one.
+        # Rounding may give probabilities above 1.
         now[open_states], now_anew = log_followed.clamp(max=0), log_begun.clamp(max=0)
         log_met[left], log_met_anew[left] = now, now_anew
     return Lookahead(automaton, log_met, log_met_anew, reachable)

@@ -76,7 +76,7 @@ def pattern_automaton(pattern: str, *, strip: bool = False) -> Automaton:
     classes = _Classes.of([nfa], [_WHITE_SPACE] if strip else [])
     of_characters = _determined(nfa, classes.sets_of_class[0])
     if strip:
-        # White space goes before there are bytes, which multiply the states.
+        # White space is stripped over characters: over bytes there are several times as many states.
         of_characters = _stripped(of_characters, classes.is_other[0])
     return classes.over_bytes(of_characters)
 
@@ -107,7 +107,7 @@ def searched(patterns: Sequence[str], apart: Sequence[str], at_least: int, at_mo
     classes = _Classes.of(nfas, [_characters(one, 0) for one in apart])
     parts = [_determined(nfa, sets) for nfa, sets in zip(nfas, classes.sets_of_class, strict=True)]
     both = intersection(parts)
-    # One class for every class of characters: what is kept apart stays so.
+    # One class for each class of characters: minimisation must not merge classes that are to stay distinct.
     every = torch.arange(len(both.class_of_token))
     apart_still = Automaton(every, both.next_state[:, both.class_of_token], both.start, both.accepting)
     return OfCharacters(apart_still, classes)
@@ -115,7 +115,7 @@ def searched(patterns: Sequence[str], apart: Sequence[str], at_least: int, at_mo
 
 @dataclass(frozen=True)
 class _Classes:
-    """Characters that nothing tells apart."""
+    """Equivalence classes of characters."""
 
     of_code_point: Int[np.ndarray, " P"]
     sets_of_class: list[list[frozenset[int]]]
@@ -202,7 +202,7 @@ class _Nfa:
             begin = self._copy(items, flags, begin)
         end = self.node()
         if at_most is _constants.MAXREPEAT:
-            # A node of its own, so that going round does not lead back into what came before.
+            # A new node, so that the loop of the repetition does not lead back into the preceding part.
             self.skips[begin].append((None, end))
             self.skips[self._copy(items, flags, end)].append((None, end))
             after = self.node()
@@ -228,7 +228,7 @@ class _Nfa:
         return anchor
 
     def closure(self, nodes: Iterable[int], anchors: tuple[Any, ...]) -> frozenset[int]:
-        """The nodes that can be reached without reading, through these anchors."""
+        """The epsilon closure: nodes that are reached without reading, through these anchors."""
         reached = set(nodes)
         todo = list(reached)
         while todo:
@@ -277,7 +277,7 @@ def _merged_repeats(at_least: int, at_most: int, items: Any) -> tuple[int, int, 
         if operation not in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
             break
         inner_least, inner_most, inner = argument
-        # k and k + 1 rounds leave no gap; it is the widest for the smallest k.
+        # The counts for k and k + 1 rounds must leave no gap; the gap is widest for the smallest k.
         reach = inner_most if inner_most is _constants.MAXREPEAT and at_least else at_least * inner_most
         if at_least < at_most and (at_least + 1) * inner_least > reach + 1:
             break

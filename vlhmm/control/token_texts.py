@@ -97,7 +97,7 @@ class TokenTexts:
             of_bytes = _space_apart(of_bytes)
             next_state = of_bytes.next_state.numpy()
         if self.joiner or self.drops_space:
-            # The first token has no joiner before it: a new start, which no state leads to, reads one for nothing.
+            # The first token has no joiner before it: a new start state, without incoming edges, reads a joiner as the empty string.
             begin = next_state[[start]]
             begin[:, _classes(of_bytes, self.joiner[:1] or b" ")] = start
             next_state, start = np.concatenate([next_state, begin]), len(next_state)

@@ -39,7 +39,7 @@ class ConstrainedTokens:
         return self.tables.log_start[None] if belief is None else self.transition.log_ahead(belief)
 
     def log_ahead_after(self, log_ahead: Float[Tensor, "R Z"], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R Z"]:
-        """log a(z) one token later. After a token that the HMM holds impossible, states begin anew."""
+        """log a(z) one token later. After a token that is impossible by the HMM it is reset to log start."""
         support = self.tables.support
         log_joint = log_ahead.gather(1, support.states_of(tokens)) + self.tables.log_emission[tokens]
         total = log_joint.logsumexp(1, keepdim=True)
@@ -68,7 +68,7 @@ class ConstrainedTokens:
         return of_class.to(self.tables.device)[:, self._class_of_token]
 
     def log_met_anew(self, states: Sequence[int], left: int) -> Float[Tensor, "R X"]:
-        """log P(the tokens after the next meet the constraint), had the HMM's states begun anew after it."""
+        """log P(the tokens after the next meet the constraint), with the belief reset to the start distribution after it."""
         following = self.ahead.automaton.next_state[list(states)].to(self.tables.device)
         return self.ahead.log_met_anew[left - 1, following][:, self._class_of_token]
 
@@ -84,7 +84,7 @@ class ConstrainedTokens:
         found.log_joint[:, token] = found.log_prob[:, token] + self.ahead.log_met_anew[after, following]
 
     def _exact(self, log_ahead: Float[Tensor, "R Z"], states: Sequence[int], after: int) -> NextLogProbs:
-        """N and D by sums in log space, a few tokens at a time: slow, but nothing underflows."""
+        """N and D by sums in log space, a few tokens at a time: the slow fallback without underflow."""
         tables, automaton = self.tables, self.ahead.automaton
         joint, prob = [], []
         for row_ahead, state in zip(log_ahead, states, strict=True):

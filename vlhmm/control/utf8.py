@@ -44,7 +44,7 @@ def over_bytes(of_characters: Automaton, of_code_point: Int[np.ndarray, " P"]) -
         if num_found > MAX_STATES_BETWEEN:
             raise TooManyStates(MAX_STATES_BETWEEN)
     found[0][:num_states] = leads[:, tree[0]]
-    # A text that stops within a character is no text.
+    # A text must not end within a character: only states between characters accept.
     accepting = torch.zeros(num_found, dtype=torch.bool)
     accepting[:num_states] = of_characters.accepting
     next_state = torch.from_numpy(np.concatenate(found)).long()

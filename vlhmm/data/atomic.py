@@ -42,7 +42,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             partial.touch(exist_ok=False)
             permissions = partial.stat().st_mode
             yield partial
-            # The writer may have replaced the file by one that only its owner can read.
+            # The writer may have replaced the file by one with owner-only permissions.
             partial.chmod(permissions)
             _sync(partial)
             partial.replace(path)
@@ -75,7 +75,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         if os.name != "posix":
             # A folder with an open file cannot be renamed there.
             lock.release()
-        # With the lock in it: under its partial name the folder is never without one.
+        # Renamed together with its lock file: the partial folder always holds a lock.
         partial.replace(path)
     (path / LOCK).unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -105,12 +105,12 @@ def _locked_folder(path: Path) -> tuple[Path, FileLock]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            # Another process takes it for abandoned.
+            # Another process holds the lock: it takes the folder for abandoned, and removes it.
             continue
         except FileNotFoundError:
             continue
         except (OSError, NotImplementedError):
-            # A file system without locks is no reason not to write: nothing is removed there.
+            # Without file locks (some network file systems) writing continues, and nothing is removed.
             return folder, lock
         if (folder / LOCK).exists():
             return folder, lock
@@ -158,7 +158,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    # Only what may be written can be synced outside POSIX, where folders cannot be at all.
+    # Outside POSIX only writable files can be synced (fsync), and folders not at all.
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(descriptor)

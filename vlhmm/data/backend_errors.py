@@ -38,7 +38,7 @@ def _is_panic(error: BaseException) -> bool:
 
 @contextmanager
 def _without_panic_output() -> Iterator[None]:
-    """Holds back what is written to stderr, and drops it if the block panics: the error says the same in one line."""
+    """Buffers stderr, and discards it if the block panics: the error has the same message in one line."""
     with _STDERR, tempfile.TemporaryFile() as held:
         try:
             sys.stderr.flush()

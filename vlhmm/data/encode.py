@@ -28,7 +28,7 @@ _CHARS_AT_A_TIME: Final = 1 << 17
 _PART_CHARS: Final = 1 << 20
 _UNIT_CHARS: Final = 1 << 16
 _WORD_CHARS: Final = 1 << 16
-# What cannot be cut takes two hundred bytes a character in the backend.
+# Text that cannot be split takes two hundred bytes for each character in the backend.
 MAX_UNCUT_CHARS: Final = 1 << 22
 # Bounds of the cache's memory: some 150 MB.
 _MAX_CACHED_UNITS: Final = 3 << 18
@@ -206,7 +206,7 @@ class LineEncoder:
 
 
 class _UnitCache(dict[str, int]):
-    """Numbers units as they are first asked for, and holds the ids of each."""
+    """A cache: units are numbered in the order of first lookup, with the token ids of each."""
 
     def __init__(self, tokenizer: Tokenizer, begins_word: npt.NDArray[np.bool_] | None) -> None:
         super().__init__({_EOS_UNIT: 0})
@@ -217,7 +217,7 @@ class _UnitCache(dict[str, int]):
         # Unit i has the ids from starts[i] on, lengths[i] of them.
         self._starts = np.zeros(1, np.int64)
         self._lengths = np.array([len(self._ids)], np.int64)
-        # By token; None where words cannot be told apart.
+        # Indexed by token; None if word boundaries cannot be recovered from tokens.
         self._begins_word = begins_word
 
     @property
@@ -243,7 +243,7 @@ class _UnitCache(dict[str, int]):
         new = np.array(self._new, dtype=object)
         self._num_chars += sum(map(len, self._new))
         self._new.clear()
-        # Words are encoded many at a time, as text: one by one costs several times as much.
+        # Words are encoded in one batch, as text: one call for each word costs several times as much.
         are_words = np.fromiter((self._begins_word is not None and is_word(unit) for unit in new), bool, len(new))
         lengths = np.empty(len(new), np.int64)
         word_ids, lengths[are_words] = self._encode_words(new[are_words].tolist())

@@ -1,4 +1,4 @@
-"""Several memory-mapped texts as one, which no file and no memory has to hold."""
+"""Several memory-mapped texts as one array, without a concatenated copy on disk or in memory."""
 
 from __future__ import annotations
 

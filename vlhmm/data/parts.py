@@ -154,7 +154,7 @@ class Workers:
     """Processes that work on the files of a job, as many at a time as there are."""
 
     def __init__(self, processes: int) -> None:
-        # A fork would copy locks that other threads hold.
+        # `spawn`, not `fork`: a forked process would inherit locks that other threads hold.
         self._pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin_worker)
         self._job: Job | None = None
 
@@ -188,6 +188,6 @@ class Workers:
 
 
 def _begin_worker() -> None:
-    # The parent process decides when it ends; and there is one worker a core.
+    # SIGINT is left to the parent process. One thread for each worker: there is one worker for each core.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

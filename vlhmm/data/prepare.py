@@ -45,7 +45,7 @@ from vlhmm.data.tokenizer import Tokenizer
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributed import ALONE, World, gather_when_done
 
-# Batches that may wait between the thread that unpacks and the one that tokenizes.
+# Size of the queue of batches between the thread that decompresses and the one that tokenizes.
 _WAITING: Final = 4
 
 StrPath = str | os.PathLike[str]
@@ -141,7 +141,7 @@ def prepare_steps(
     if isinstance(made, Tokenizer):
         tokenizer = made
     else:
-        # The order of the lines decides what is learnt: one process reads them all.
+        # The tokenizer depends on the order of lines: a single process reads them all.
         with closing(_in_thread(text.batches())) as batches:
             for batch in batches:
                 made.add(batch)
@@ -246,7 +246,7 @@ def write_manifest(folder: Path, name: str, tokenizer: Tokenizer, rule: EosRule,
 
 
 def _in_thread(batches: Iterable[SplitBatch]) -> Generator[SplitBatch, None, None]:
-    """The same batches, read ahead in a thread: unpacking runs beside tokenizing."""
+    """The same batches, prefetched by a thread, so that decompression and tokenization overlap."""
     waiting: queue.Queue[SplitBatch | BaseException | None] = queue.Queue(_WAITING)
     stopped = threading.Event()
 
@@ -266,7 +266,7 @@ def _in_thread(batches: Iterable[SplitBatch]) -> Generator[SplitBatch, None, Non
                     return
             put(None)
         except BaseException as error:
-            # Raised again where the batches are used.
+            # Re-raised in the consuming thread.
             put(error)
 
     thread = threading.Thread(target=read, name="vlhmm-prepare-reader", daemon=True)

@@ -148,11 +148,11 @@ def read_raw_lines(path: TextPath) -> Iterator[tuple[list[str], int]]:
     """Batches of the lines of a text file, blank ones too, without their ends; with each the bytes read so far."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     held = ""
-    # Parts of a line that has not ended yet: to join them at every block would copy a long line once a block.
+    # Buffered parts of an unfinished line: joining them at every block would take quadratic time for a long line.
     begun = _Line(path)
     with path.open("rb") as raw, _unpack(raw, path) as stream:
         while block := stream.read(BATCH_CHARS):
-            # A carriage return at the block's end may be half of a line end: it waits for the next block.
+            # A carriage return at the end of a block may be half of a CRLF: it is buffered until the next block.
             text = held + decoder.decode(block)
             held = "\r" if text.endswith("\r") else ""
             lines = _unify_line_ends(text.removesuffix("\r")).split("\n")
@@ -167,7 +167,7 @@ def read_raw_lines(path: TextPath) -> Iterator[tuple[list[str], int]]:
 
 
 class _Line:
-    """A line whose parts come one after the other. To join them as they come would copy a long line once a part."""
+    """A buffer for a line that arrives in parts. Joining at every part would take quadratic time for a long line."""
 
     def __init__(self, path: TextPath) -> None:
         self._path = path

@@ -108,7 +108,7 @@ class TokenWriter:
         self._tokenizer_hash = tokenizer_hash
         self._dtype = id_dtype(vocab_size)
         self._sha = hashlib.sha256()
-        # Offsets follow the ids in the file, and may be too many for memory: they wait in a file of their own.
+        # Offsets follow the ids in the file, and may not fit into memory: they are buffered in a temporary file.
         self._offsets = offsets
         self._last_end = 0
         self._words: int | None = 0
@@ -159,7 +159,7 @@ class TokenWriter:
             sha256=self._sha.hexdigest(),
         )
         content = json.dumps({**asdict(header), "header_crc": _header_crc(asdict(header))}).encode()
-        # The header comes last, so that a file without one was never finished.
+        # The header is written last: a file without one is incomplete.
         self._file.seek(0)
         self._file.write(_PREFIX.pack(MAGIC, VERSION, len(content)) + content)
         return header

@@ -247,6 +247,6 @@ class Tokens:
 
 
 def chunks(array: npt.NDArray[Any] | JoinedIds, size: int = 1 << 22) -> Iterator[npt.NDArray[Any]]:
-    """Pieces of a large array, so that a mapped file is never in memory as a whole."""
+    """Chunks of a large array, so that a memory-mapped file is never loaded whole."""
     for start in range(0, len(array), size):
         yield array[start : start + size]

@@ -195,7 +195,7 @@ class BPELearner:
             special_tokens=[AddedToken(EOS, special=True, normalized=False)],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         )
-        # One of its own: the backend's is locked while it trains.
+        # A pre-tokenizer instance of its own: the backend's is locked during training.
         words = _words_of_lines()
         short = (text for part in self._parts for text in _with_short_words(part, words))
         backend.train_from_iterator(short, trainer)

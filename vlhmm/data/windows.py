@@ -72,7 +72,7 @@ class Epoch:
         if isinstance(ids, JoinedIds):
             found: NDArray[Any] = ids[offset + chosen[:, None] * self.length + np.arange(self.length)]
             return found
-        # Whole rows of a plain array are taken three times as fast as single tokens of a mapped file.
+        # Slicing whole rows of an array in memory is three times as fast as indexing single tokens of a memory-mapped file.
         rows = np.asarray(ids)[offset : offset + count * self.length].reshape(count, self.length)
         taken: NDArray[Any] = rows[chosen]
         return taken
@@ -82,7 +82,7 @@ class Epoch:
         length = self.num_windows * self.length
         order = random.permutation(self.tokens.num_documents)
         begins, ends = self.tokens.offsets[:-1][order], self.tokens.offsets[1:][order]
-        # Where a position of the text with merges undone comes from is known only once all before it are.
+        # With merges undone, the source of a position depends on all positions before it, so there is no random access.
         if len(self.tokens) <= IN_MEMORY_TOKENS or self.merges is not None:
             joined = self._joined(order, begins, ends - begins)
             if self.merges is not None:

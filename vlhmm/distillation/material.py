@@ -224,7 +224,7 @@ def reading_text(
         corpus = load_corpus(
             text, data_dir=data_dir, tokenizer=tokenizer, vocab_size=made.vocab_size, min_count=made.min_count
         )
-        # What cannot be trained on needs no teacher.
+        # Validate the text before training a teacher.
         training_steps(recipe, corpus)
         asked, window, seed = teacher_tokens, recipe.train.window, recipe.train.seed
         vectors = yield from first_yields(

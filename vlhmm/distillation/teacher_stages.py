@@ -137,7 +137,7 @@ def _teacher(
     save_baseline(folder, trained.scorer.model, corpus.tokenizer.hash, about)
     record = replace(record, finished=True, valid_perplexity=trained.best_valid)
     write_record(folder, record)
-    # Several times as large as the model, and of no more use.
+    # Deleted: the training state is several times as large as the model, and no longer needed.
     (folder / STATE).unlink(missing_ok=True)
     yield Note(f"{TEACHER}: valid {trained.best_valid:,.1f} after {duration(record.seconds)}, in {folder}")
     return _Teacher(_baseline_hash(folder, corpus), folder, record), None

@@ -1,7 +1,7 @@
 """Several processes as one, by torch.distributed: torchrun starts them, gloo and NCCL carry what they tell each other.
 
-`World` says which of them this one is; functions take it as an argument. One process pays nothing: with `ALONE` each of them
-returns what it was given. Objects travel by gloo between CPUs, as torch pickles them, and are never written to files.
+`World` says which of them this one is; functions take it as an argument. A single process has no overhead: with `ALONE` each function
+returns its argument. Objects travel by gloo between CPUs, as torch pickles them, and are never written to files.
 """
 
 from vlhmm.distributed.collectives import (

@@ -59,8 +59,8 @@ def broadcast_object(value: Value, here: World, what: str = "") -> Value:
 
 
 class SentTensors(Mapping[str, Tensor]):
-    """The first rank's tensors by name, whatever the others give, each of them sent in parts when it is asked for: ranks ask for the
-    same ones in the same order, and need no memory for the others."""
+    """A lazy broadcast of the first rank's tensors by name: each is sent in chunks when it is accessed. All ranks must access the same
+    ones in the same order, and need no memory for the others."""
 
     def __init__(self, tensors: Mapping[str, Tensor], here: World, what: str = "") -> None:
         self._own, self._here, self._what = tensors, here, what
@@ -68,7 +68,7 @@ class SentTensors(Mapping[str, Tensor]):
         self._device = torch.device("cpu")
 
     def on(self, device: torch.device) -> SentTensors:
-        """They arrive there, and lie nowhere else as wholes."""
+        """The tensors are received on this device, and nowhere else held whole."""
         sent = copy.copy(self)
         sent._device = device
         return sent
@@ -157,7 +157,7 @@ def decided(flags: Sequence[bool]) -> list[bool]:
 
 
 def barrier(here: World, what: str = "") -> None:
-    """Until all ranks are here."""
+    """A barrier: returns when all ranks have called it."""
     if here.size > 1:
         with collective(here, what):
             dist.barrier()

@@ -1,6 +1,6 @@
-"""Ranks that are lost or fail: the others say which one, and why.
+"""Failure detection: if a rank dies or fails, the others report which one, and why.
 
-What ranks know of each other's errors is in the store that they meet in, which lives in torchrun, and so longer than any rank.
+Ranks report errors in the rendezvous store. It is part of the torchrun process, so it outlives every rank.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class LostRankError(RuntimeError):
 
 
 class OtherRankError(RuntimeError):
-    """Another rank failed, and has told why: there is nothing to add."""
+    """Another rank failed and has reported the reason; this error repeats it."""
 
 
 class FinalError(RuntimeError):
-    """What would come again, were the processes started anew."""
+    """An error that a restart of the processes would repeat."""
 
 
 @contextmanager
 def collective(here: World, what: str = "") -> Iterator[None]:
-    """What ranks do together, and where in their work: an error of the transport says which rank is missing."""
+    """A collective operation; `what` says where in the work. An error of gloo or NCCL is raised again as one that names the missing rank."""
     if here.size == 1:
         yield
         return
@@ -60,7 +60,7 @@ def collective(here: World, what: str = "") -> Iterator[None]:
         yield
     except (OtherRankError, LostRankError):
         raise
-    # All that gloo and NCCL raise.
+    # Every error of gloo and NCCL is a RuntimeError.
     except RuntimeError as error:
         raise _lost(here, what, time.monotonic() - begun, "timed out" in str(error).lower()) from error
 
@@ -69,7 +69,7 @@ def _lost(here: World, what: str, waited: float, timed_out: bool) -> Exception:
     try:
         store = store_of_ranks()
         store.set(f"vlhmm/present/{here.rank}", "")
-        # Ranks that wait as well reach their limits a little later.
+        # Other waiting ranks reach their time limits a little later.
         end = time.monotonic() + (max(ROLL_CALL_SECONDS, min(10.0, waited / 2)) if timed_out else ROLL_CALL_SECONDS)
         absent = list(range(here.size))
         while absent and time.monotonic() < end:
@@ -93,11 +93,11 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def claim(here: World, error: BaseException, attempt: str) -> None:
-    """The first rank that comes here raises its own error; in the others this raises that one's."""
+    """The first rank that calls this raises its own error; in all others the call raises that rank's error."""
     if isinstance(error, OtherRankError):
         return
     try:
-        # The store lives in torchrun, and so longer than any rank.
+        # The store is part of the torchrun process: it outlives every rank.
         if store_of_ranks().add("vlhmm/failed", 1) == 1:
             if _is_final(error):
                 lasting_store().set(FINAL, f"{attempt.partition('.')[0]} rank {here.rank}: {error}")
@@ -106,20 +106,20 @@ def claim(here: World, error: BaseException, attempt: str) -> None:
         store_of_ranks().wait(["vlhmm/error"], timedelta(seconds=ROLL_CALL_SECONDS))
         other = _other_rank_error()
     except RuntimeError:
-        # No other rank is left.
+        # The store is gone: no other rank is running.
         return
     raise other from error
 
 
 def _is_final(error: BaseException) -> bool:
-    """It would come again in processes that torchrun starts anew."""
+    """Whether the error would recur in processes that torchrun restarts."""
     if isinstance(error, OSError):
         return not isinstance(error, ConnectionError | TimeoutError) and error.errno not in TRANSIENT
     return isinstance(error, ValueError | FinalError)
 
 
 def final_error(attempt: str) -> str | None:
-    """That of processes before these."""
+    """The final error of an earlier attempt (before a restart by torchrun)."""
     if not lasting_store().check([FINAL]):
         return None
     process, _, reason = lasting_store().get(FINAL).decode().partition(" ")
@@ -135,7 +135,7 @@ def store_of_ranks() -> Any:
 
 
 def lasting_store() -> Any:
-    """Beneath that of these processes: the one of torchrun itself."""
+    """The store of torchrun itself, below the prefix of this attempt."""
     store = store_of_ranks()
     while isinstance(store, dist.distributed_c10d.PrefixStore):
         store = store.underlying_store

@@ -77,7 +77,7 @@ def joined(time_limit: float | None = None) -> Iterator[World]:
     """
     owner, attempt = launched() and not dist.is_initialized(), ""
     if owner:
-        # Its functions have the group of the moment of their import as a default, and would hold it to the end of Python.
+        # Imported before the process group exists: its functions bind the group at import as a default, and would hold it until exit.
         import_module("torch.distributed.nn.functional")
         time_limit = chosen_time_limit() if time_limit is None else time_limit
         limit = timedelta(seconds=time_limit)
@@ -95,7 +95,7 @@ def joined(time_limit: float | None = None) -> Iterator[World]:
             'init_process_group("cpu:gloo,cuda:nccl")'
         )
     if here.size > 1:
-        # Now that all of them are here.
+        # A collective call: all ranks have joined.
         patience(dist.group.WORLD)
     try:
         yield here
@@ -105,18 +105,18 @@ def joined(time_limit: float | None = None) -> Iterator[World]:
         raise
     finally:
         if owner:
-            # Groups that are still held when Python ends are torn down after it, while their threads hold tensors of it: the
-            # process is aborted then, now and again.
+            # A process group that is alive at interpreter exit is destroyed after it, while its threads still hold Python tensors:
+            # that sometimes aborts the process.
             end_patience()
             dist.destroy_process_group()
 
 
 def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
-    """What these processes alone know: the store of torchrun outlives them, and holds the addresses of those before them.
+    """A unique key prefix for this attempt: the store of torchrun outlives a restart, and still holds the keys of earlier processes.
 
-    Every other rank says hello by a name of its own, and the first answers that name, so that nothing old is taken for an answer.
+    A handshake: every other rank posts a unique name, and the first rank answers under that name, so no stale key is taken for an answer.
     """
-    # That of the first rank tells its process, which lives as long as those of the others.
+    # The first rank's name identifies its process, which lives as long as the others'.
     own = f"{_process(os.getpid())}.{uuid.uuid4().hex}"
     if rank > 0:
         store.set(f"vlhmm/hello/{rank}", own)
@@ -141,12 +141,12 @@ def _attempt(store: Any, rank: int, size: int, time_limit: float) -> str:
 
 @cache
 def _process(pid: int) -> str:
-    """This process, as no other on any machine is called; `pid`: a fork is another one."""
+    """A globally unique id of this process; cached by `pid`, so that a fork gets another one."""
     return uuid.uuid4().hex
 
 
 def remember(name: str, here: World) -> None:
-    """Until torchrun ends, also where it starts the processes anew; see `remembered`."""
+    """Sets a key that lasts until torchrun ends, restarts of the processes included; see `remembered`."""
     if launched() and dist.is_initialized() and here.is_first:
         lasting_store().set(f"vlhmm/remembered/{name}", _process(os.getpid()))
 

@@ -1,4 +1,4 @@
-"""Work of unequal length: ranks wait for a slow one as long as it takes, and not for one that is gone."""
+"""Work of unequal length: ranks wait without a time limit for a slow rank, but not for a dead one (heartbeats)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def first_yields(
 
 @dataclass(frozen=True)
 class _Patience:
-    """What it takes to wait for a slow rank, and not for one that is gone."""
+    """Heartbeats, and a process group without a time limit: to wait for a slow rank, but not for a dead one."""
 
     group: dist.ProcessGroup
     """The same ranks, without a time limit: they hear at once of a rank that is lost, and never of one that is slow."""
@@ -75,7 +75,7 @@ def end_patience() -> None:
     patience.cache_clear()
 
 
-# Those who own their process group may hold it to the end.
+# Callers with a process group of their own may keep it until exit.
 atexit.register(patience.cache_clear)
 
 
@@ -86,7 +86,7 @@ def group_time_limit() -> float:
 
 
 def _wait_for_slow(here: World, what: str) -> None:
-    """Until all ranks are here, as long as those that are missing give signs of life."""
+    """A barrier without a time limit, as long as the missing ranks send heartbeats."""
     if here.size == 1:
         return
     group, limit = patience(dist.group.WORLD).group, group_time_limit()
@@ -102,7 +102,7 @@ def _wait_for_slow(here: World, what: str) -> None:
                     )
         except BaseException:
             if not waiting.is_completed():
-                # It cannot be called off, and whoever takes the group down would wait for it.
+                # A pending all-reduce cannot be cancelled, and destroying the group would block on it: leak a reference instead.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
             raise
 
@@ -113,6 +113,6 @@ def _ended_within(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        # It has failed, or has ended meanwhile.
+        # The work has failed, or completed in the meantime.
         work.wait()
     return True

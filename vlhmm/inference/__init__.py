@@ -1,1 +1,1 @@
-"""Exact inference: functions of tables and tokens. They know no `nn.Module`."""
+"""Exact inference: functions of tables and tokens, independent of any `nn.Module`."""

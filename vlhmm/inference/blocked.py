@@ -29,14 +29,14 @@ def _read_by_kernels(tables: AnyTables) -> bool:
     operands = tables.transition.operands()
     if operands is None:
         return False
-    # Without a partition tiles are made of the states of two words: for that a row must need no more than its features.
+    # Without a partition a tile joins the states of any two words: that needs a transition whose rows follow from their features alone.
     return tables.support.partition or not (operands.is_table or operands.per_block)
 
 
 def blocked_window(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
-    """log p(x_t | x_<t) and the last log message; sequences with a number near the smallest of its type are done again plainly.
+    """log p(x_t | x_<t) and the last log message; sequences with underflow are recomputed by `plain_window`.
 
-    Nothing here waits for the GPU while a graph is captured, so there they are only told of: the third result.
+    During graph capture there is no host-device synchronisation, so these sequences are only reported, in the third result.
     """
     run = blocked_recursion(blocked_factors(tables, batch, belief, boundary), tables.precision)
     unlooked = run.token_log_probs, run.log_last, run.underflow
@@ -46,7 +46,7 @@ def blocked_window(tables: AnyTables, batch: Batch, belief: Belief | None, bound
     if not len(rows):
         return unlooked
     if boundary is not None or run.token_log_probs.requires_grad:
-        # A boundary has rows for every sequence, and gradients must not flow through underflowed numbers.
+        # The whole batch: a boundary has rows for every sequence, and no gradient may flow through underflowed numbers.
         return *plain_window(tables, batch, belief, boundary), run.underflow
     part = batch.of(rows)
     carried = None if belief is None else belief.of(rows)
@@ -58,9 +58,9 @@ def blocked_window(tables: AnyTables, batch: Batch, belief: Belief | None, bound
 def plain_window(
     tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B K"]]:
-    """The same without the kernels, of the features that they would have read."""
+    """The same without the kernels, from features rounded as the kernels read them."""
     if tables.precision == "bf16":
-        # Their normaliser is that of rounded features: beside others, rows would not sum to one.
+        # The normaliser was computed from rounded features: with features that are not rounded, rows would not sum to one.
         tables = replace(tables, transition=tables.transition.rounded())
         boundary = None if boundary is None else Boundary(boundary.transition.rounded())
     return recursion(window_factors(tables, batch, belief, boundary), tables.precision)
@@ -69,7 +69,7 @@ def plain_window(
 def blocked_factors(
     tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None
 ) -> BlockedFactors:
-    """The factors of a window, the rows of a boundary behind those of the tables."""
+    """The factors of a window; source rows of a boundary are appended to those of the tables."""
     support, transition = tables.support, tables.transition
     past, first_entered = None if belief is None else belief.token, None
     if belief is not None and boundary is not None:

@@ -49,20 +49,20 @@ def product_window(tables: AnyTables, batch: Batch, belief: Belief | None, bound
 
 
 def _entered(starts: Starts, belief: Belief, boundary: Boundary) -> Starts:
-    """Position 0 begun from where the beliefs lead: the rows of sequence b are the b-th stretch of the boundary's."""
+    """Position 0 started from the predicted states, belief times boundary: sequence b has the b-th K rows of the boundary."""
     size, states = belief.log_probs.shape
     parts = boundary.transition.split_rows([states] * size)
     entered = torch.cat([part.pusher()(probs[None]) for part, probs in zip(parts, belief.probs, strict=True)])
     own = starts.log_inits.shape[0] + torch.arange(size, device=starts.init_of.device)
     init_of = starts.init_of.clone()
-    # After a reset nothing is carried on.
+    # After a reset token the belief is dropped.
     init_of[:, 0] = torch.where(init_of[:, 0] < 0, own, init_of[:, 0])
     log_entered = torch.where(entered > 0, entered.clamp(min=torch.finfo(entered.dtype).tiny).log(), -torch.inf)
     return replace(starts, log_inits=torch.cat([starts.log_inits, log_entered]), init_of=init_of)
 
 
 def _least_move(transition: Transition, *, possible: bool) -> float:
-    """The product of the smallest entry of every stored distribution, or the smallest that is possible."""
+    """A lower bound on transition probabilities: the product of the smallest (possible) entries of the factors."""
     least = 1.0
     for _, log_probs in transition.distributions():
         smallest = log_probs.detach()

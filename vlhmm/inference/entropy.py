@@ -1,4 +1,4 @@
-"""How much a text leaves open about its states: the entropy of the posterior, at each position and of the whole path."""
+"""The entropy of the posterior over states given a text, at each position and of the whole path."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Soft evidence: an HMM whose emission is given at each position, as a log-likelihood of every state.
 
-It is a dense HMM with words that say nothing, log p(word | z) = 0; what is known stands in `Batch.log_evidence`.
+It is a dense HMM with uninformative words, log p(word | z) = 0; the log-likelihoods are in `Batch.log_evidence`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def evidence_tables(tables: Tables) -> Tables:
     """The same start and transition with every state possible at every position."""
     transition = tables.transition
     if not (tables.support.dense or transition.by_products):
-        # A blocked transition may know no tile of all states.
+        # A blocked transition may have no tile over all states.
         transition = as_table(tables).transition
     return Tables(
         convert(dense_support(2, tables.num_states), device=tables.device),
@@ -69,7 +69,7 @@ def after_evidence(belief: Belief) -> Belief:
 
 
 def before_tokens(belief: Belief, tables: Tables) -> Belief:
-    """A belief that tokens can follow: one after soft evidence gets a token after which nothing begins anew."""
+    """A belief that tokens can follow: after soft evidence it gets a token that is not the reset token."""
     soft = belief.token == NO_TOKEN
     if not bool(soft.any()):
         return belief

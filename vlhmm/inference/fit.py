@@ -166,7 +166,7 @@ def mixed(new: Tables, old: Tables, rate: float) -> Tables:
 
     def mix(one: Tensor, other: Tensor) -> Tensor:
         probs = rate * one.exp() + (1 - rate) * other.exp()
-        # What is beneath every float stays possible.
+        # A positive probability that underflows stays possible.
         small = probs < torch.finfo(probs.dtype).tiny / torch.finfo(probs.dtype).eps
         return torch.where(small, torch.logaddexp(one + log_rate, other + log_rest), probs.log())
 
@@ -194,7 +194,7 @@ class Restrictions:
             counts = Counts(*(getattr(counts, name) + self.pseudocount for name in ("start", "transition", "emission")))
         free = self.fixed.counts(counts)
         shares = _logs(self.fixed.shares(maximized(free, tables), tables))
-        # A distribution without free counts stays as it is.
+        # A distribution without free counts is left unchanged.
         used = (
             free.start.sum() > 0,
             free.transition.sum(1, keepdim=True) > 0,
@@ -207,7 +207,7 @@ class Restrictions:
 def em_steps(tables: Tables, data: Data, restrictions: Restrictions) -> Iterator[tuple[Tables, float]]:
     """Full-batch Baum-Welch. Iterates indefinitely: the tables after each step, and log p of the sequences before it."""
     tables = as_table(tables)
-    # Put together once; what is known of states takes a number a state, so it is made anew each time.
+    # Padded batches are built once. Evidence of known states takes a number for each state and position, so it is rebuilt each time.
     numbered = list(data.batches(tables)) if data.states is None and data.evidence is None else None
     while True:
         counts, log_prob = total_counts(tables, data.batches(tables) if numbered is None else numbered)
@@ -246,7 +246,7 @@ def adam_steps(
 ) -> Iterator[tuple[Tables, float]]:
     """Gradient ascent on log p. Iterates indefinitely: the tables after each pass, and log p as seen during it."""
     tables, fixed = as_table(tables), restrictions.fixed
-    # Logits start from the logs; a zero stays a zero, since its gradient is 0.
+    # Logits are initialised with log-probabilities; a probability of 0 stays 0, since its gradient is 0.
     logits = [table.detach().clone().requires_grad_() for table in _logs(tables)]
     optimizer = torch.optim.Adam(logits, lr=learning_rate)
 

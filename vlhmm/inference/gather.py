@@ -23,9 +23,9 @@ CPU_WINDOW_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Boundary:
-    """How a belief over other states than the tables' enters them: state dropout draws anew for every window.
+    """The transition from the states of a belief to those of the tables, which differ: state dropout draws a new subset for every window.
 
-    The K rows of `transition` from K b on are the states that the belief of sequence b speaks of.
+    Rows K b to K b + K - 1 of `transition` are the states over which the belief of sequence b is a distribution.
     """
 
     transition: Transition
@@ -69,7 +69,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Starts:
-    """Where states begin anew, and from what."""
+    """Positions that start from an initial distribution (text start, reset token), and the messages and rows they start from."""
 
     group: Int[Tensor, "B T"]
     """The group of each token."""
@@ -80,7 +80,7 @@ class Starts:
 
 def window_starts(tables: AnyTables, batch: Batch, belief: Belief | None) -> Starts:
     support, past = tables.support, None if belief is None else belief.token
-    # Small launches count: they are all that a short text takes on a GPU.
+    # One fused kernel: for a short text on a GPU launch overhead is the whole cost.
     if batch.tokens.is_cuda:
         found = window_groups(batch.tokens, support.group_of_word, tables.reset_token, past)
         group, init_of = found.target, found.init_of
@@ -91,7 +91,7 @@ def window_starts(tables: AnyTables, batch: Batch, belief: Belief | None) -> Sta
 
 
 def log_previous(tables: AnyTables, batch: Batch, belief: Belief | None) -> Float[Tensor, "B K"]:
-    """The message that a window begins from; without a belief nothing reads it."""
+    """The message before position 0; without a belief it is not read."""
     if belief is not None:
         return belief.log_probs
     return tables.log_start.new_zeros(batch.tokens.shape[0], tables.support.states_per_word)
@@ -112,7 +112,7 @@ def window_factors(
     boundary: Boundary | None = None,
     log_emission: Float[Tensor, "B T K"] | None = None,
 ) -> Factors:
-    """The factors of `batch`, begun from the start distribution or carried on from `belief`.
+    """The factors of `batch`, which starts from the start distribution or continues from `belief`.
 
     `log_emission`: the `window_emission`, where it is known already.
     """
@@ -156,7 +156,7 @@ def window_emission(tables: AnyTables, batch: Batch) -> Float[Tensor, "B T K"]:
 
 
 def _entered(starts: Starts, belief: Belief, boundary: Boundary, support: Support) -> Starts:
-    """A dense HMM's states at position 0 begun from where the beliefs lead: a second tile would keep kernels from all others."""
+    """Position 0 of a dense HMM starts from an initial row, belief times boundary: a second tile would rule out the kernels for one shared tile."""
     size, states = belief.log_probs.shape
     rows = torch.arange(size * states, device=belief.token.device)[None]
     source, only = Support(rows[:, 0], rows, size * states, partition=True), rows.new_zeros(1)
@@ -164,7 +164,7 @@ def _entered(starts: Starts, belief: Belief, boundary: Boundary, support: Suppor
     log_entered = safe_logsumexp(belief.log_probs[:, :, None] + log_entering, dim=1)
     init_of = starts.init_of.clone()
     own = starts.log_inits.shape[0] + torch.arange(size, device=init_of.device)
-    # After a reset nothing is carried on.
+    # After a reset token the belief is dropped.
     init_of[:, 0] = torch.where(init_of[:, 0] < 0, own, init_of[:, 0])
     return replace(starts, log_inits=torch.cat([starts.log_inits, log_entered]), init_of=init_of)
 
@@ -202,7 +202,7 @@ def windows(batch: Batch, window: int) -> Iterator[tuple[int, Int[Tensor, " R"],
     Stretches that no sequence reaches are left out.
     """
     if batch.num_positions <= window:
-        # Every sequence has a token, so this needs no host-device synchronisation.
+        # Every sequence has at least one token: lengths need not be read, so there is no host-device synchronisation.
         yield 0, torch.arange(batch.tokens.shape[0], device=batch.tokens.device), batch
         return
     for first in range(0, batch.num_positions, window):

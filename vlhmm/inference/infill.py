@@ -2,7 +2,7 @@
 
 A missing position has every state and every token. With a_t(z) = p(z_t = z, what is known before t) and G_t(z) = p(what is known
 from t on | z_t = z) the text has probability sum over z of a_t(z) G_t(z) at any t. After a missing token the state moves
-by A, or, if the token was the reset token, begins anew: G_t(z) = w(z) v_t(z) + r(z) s_t, where
+by A, or, after the reset token, restarts from the start distribution: G_t(z) = w(z) v_t(z) + r(z) s_t, where
 
     v_t(z) = sum over z' of A[z, z'] G_t+1(z')      w(z) = p(a token that is allowed, not the reset token | z)
     s_t    = sum over z' of start(z') G_t+1(z')     r(z) = p(the reset token | z)
@@ -68,7 +68,7 @@ class Infilled:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """The messages that reach a position from the right."""
+    """The backward messages at a position."""
 
     log_future: Float[Tensor, "B W"]
     """G: what is known from this position on."""
@@ -80,7 +80,7 @@ class _Ahead:
 
 @dataclass(frozen=True)
 class _Algebra:
-    """How alternatives are put together: summed, or the best one taken."""
+    """The semiring: sum-product (alternatives are summed) or max-product (the best one is taken)."""
 
     of_moves: Callable[[Block, Tensor], Tensor]
     of_states: Callable[[Tensor], Tensor]
@@ -148,7 +148,7 @@ class Infiller:
             "fill fewer tokens at a time",
             tables.device,
         )
-        # Given that some such token stands there: it may be all but impossible in a state, which alone makes the text possible.
+        # p(token | z, an allowed token is here): normalised, since in the only possible state allowed tokens may have tiny probability (underflow).
         every_word = torch.arange(tables.num_words, device=tables.device)
         states = support.states_of_group[0] if support.num_groups == 1 else support.states_of(every_word)
         log_word = self._log_word.to(tables.dtype)[states]
@@ -208,7 +208,7 @@ class Infiller:
     def _token_factors(
         self, t: int, log_word: Float[Tensor, " Z"]
     ) -> tuple[Float[Tensor, "B W"], Float[Tensor, "B W"]]:
-        """p(the token of this position, after which the state moves on | z), and the same where it begins anew."""
+        """p(the token of this position, after which the state moves on | z), and the same if it is the reset token, after which states restart."""
         kind, tokens = self._kind[:, t], self._batch.tokens[:, t]
         states = self._moves.states_at(kind, self._moves.width(kind))
         known = torch.full_like(log_word[states], -torch.inf)
@@ -225,7 +225,7 @@ class Infiller:
         return log_start.masked_fill(~self._moves.within(kind, width), -torch.inf)
 
     def _sums(self) -> list[_Ahead]:
-        """From the first missing position of the batch to the last, all states and tokens summed out."""
+        """Backward messages from the first missing position of the batch to the last, all states and tokens marginalised (sum-product)."""
         ahead: list[_Ahead] = []
         after = torch.full_like(self._kind[:, 0], ENDED)
         following = torch.zeros_like(self._start_at(after))
@@ -239,8 +239,8 @@ class Infiller:
         return ahead[::-1]
 
     def _bests(self) -> list[_Ahead]:
-        """The same with the best states and tokens up to each sequence's last missing position; what follows it is known, and
-        its states stay summed out."""
+        """The same by max-product up to each sequence's last missing position. All tokens behind it are known, and their states stay
+        marginalised."""
         ahead: list[_Ahead] = []
         for t in range(self._last, self._first - 1, -1):
             pause()

@@ -149,7 +149,7 @@ def stable_top(values: Float[Tensor, "... N"], k: int) -> tuple[Float[Tensor, ".
     above, equal = values > least, values == least
     room = k - above.sum(-1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(-1) <= room))
-    # What is not chosen is written to one place too many.
+    # Entries that are not selected are written to one extra slot, which is dropped.
     slot = torch.where(chosen, chosen.cumsum(-1) - 1, k)
     every = torch.arange(values.shape[-1], device=values.device).expand_as(slot)
     index = slot.new_empty(*values.shape[:-1], k + 1).scatter_(-1, slot, every)[..., :k]

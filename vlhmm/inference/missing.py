@@ -29,8 +29,8 @@ def draw_missing(
 ) -> Bool[Tensor, "R T"]:
     """Each token is missing with this probability, but for the reset token; drawn where the generator is.
 
-    `rows`: where these tokens stand in a batch of `batch_size`, which is drawn as a whole: whoever has a part of it draws what
-    one process does, and leaves the generator where the others do.
+    `rows`: the rows of these tokens in a batch of `batch_size`. The mask is drawn for the whole batch, so that ranks draw what a single
+    process draws, and their generators stay in the same state.
     """
     size = tokens.shape[0] if batch_size is None else batch_size
     keys = torch.rand(size, tokens.shape[1], generator=generator, device=generator.device)
@@ -53,7 +53,7 @@ def without(tables: AnyTables, batch: Batch, missing: Bool[Tensor, "B T"]) -> tu
     if isinstance(tables, WindowTables):
         return replace(tables, emissions_of=_masked(tables, missing)), batch
     support = tables.support
-    # A word for "some word of this block", behind the vocabulary: whatever reads tables by tokens then works as it is.
+    # One extra word for each block, "some word of this block", behind the vocabulary: code that indexes tables by token needs no change.
     groups = torch.arange(support.num_groups, device=tables.device)
     of_block = _log_some_word(tables, support)
     words = Support(
@@ -69,7 +69,7 @@ def _log_some_word(tables: Tables, support: Support) -> Float[Tensor, "G K"]:
     certain = tables.log_emission.new_zeros(support.num_groups, support.states_per_word)
     if tables.reset_token is None:
         return certain
-    # A row by its number, not by a value on the device, for which the host would wait.
+    # Indexed by a Python integer: an index on the device would need a host-device synchronisation.
     log_reset = tables.log_emission[tables.reset_token]
     group = support.group_of_word[tables.reset_token : tables.reset_token + 1]
     return certain.index_copy(0, group, _log_one_minus(log_reset)[None])
@@ -93,6 +93,6 @@ def _masked(tables: WindowTables, missing: Bool[Tensor, "B T"]) -> Callable[[Ten
 
 
 def _log_one_minus(log_probs: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """log(1 - p), above log of the rounding error: where a block has no other word nothing reads it, and its gradient must be a
-    number all the same."""
+    """log(1 - p), clamped at the log of the rounding error. If a block has no other word the value is not read, but its gradient must
+    not be NaN."""
     return (-torch.expm1(log_probs.clamp(max=-torch.finfo(log_probs.dtype).eps))).log()

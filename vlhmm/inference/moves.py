@@ -1,6 +1,6 @@
 """Transitions between positions whose token may be missing: there every state is possible, not only those of one word.
 
-What stands at a position of a sequence is its kind: the group of its token, MISSING, or ENDED. A message speaks of the places
+What stands at a position of a sequence is its kind: the group of its token, MISSING, or ENDED. A message is over the places
 of that kind: the K states of the group in their order, or all Z states. Messages of one position are one (B, W) tensor, W being
 Z where any sequence misses its token there, else K; entries past the places of a sequence are never read.
 """
@@ -38,7 +38,7 @@ class Matrix:
 
     @cached_property
     def probs(self) -> Float[Tensor, "N W"]:
-        """In float64: what is too small for float32 may be all there is."""
+        """In float64: the only possible transitions may underflow float32."""
         return self.log_probs.double().exp()
 
     @cached_property
@@ -49,7 +49,7 @@ class Matrix:
     def log_product(self, log_values: Float[Tensor, "R N"], *, into: bool) -> Float[Tensor, "R M"]:
         """log of the sum over one side of value times probability: over sources (`into` the targets), or over targets.
 
-        By a matrix product; in log space where that may have lost something possible.
+        By a matrix product; recomputed in log space where a possible term may have underflowed.
         """
         peak = log_values.amax(1, keepdim=True)
         peak = torch.where(peak.isinf(), 0.0, peak)
@@ -57,7 +57,7 @@ class Matrix:
         log_product = product.log() + peak
         rows = (product < PRECISE).any(1).nonzero()[:, 0]
         if rows.numel():
-            # A sum may be zero because nothing is possible there.
+            # A sum of 0 is exact if nothing is possible; only a bound below PRECISE indicates underflow.
             smallest = _smallest(log_values[rows] - peak[rows]) + self.smallest_log
             rows = rows[smallest < math.log(PRECISE)]
             log_probs = self.log_probs.T if into else self.log_probs

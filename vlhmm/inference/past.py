@@ -1,4 +1,4 @@
-"""Where several texts stand that are to be continued together."""
+"""Belief states of several texts that are continued as one batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vlhmm.tables import Belief, Tables
 
 @dataclass(frozen=True)
 class Past:
-    """What is known of several texts so far. For those that have not begun the start distribution holds."""
+    """The beliefs after several texts. For texts without tokens the start distribution applies."""
 
     begun: Bool[Tensor, " N"]
     belief: Belief
@@ -22,7 +22,7 @@ class Past:
 
     @classmethod
     def opened(cls, tables: Tables, belief: Belief | None, num: int = 1) -> Past:
-        """Texts of which nothing is known but how all of them open."""
+        """Texts with no token yet, all with the same opening belief."""
         begun = torch.full((num,), belief is not None, device=tables.device)
         if belief is None:
             states = tables.log_emission.new_zeros(num, tables.support.states_per_word)
@@ -40,11 +40,11 @@ class Past:
     def of_rows(
         self, question: Callable[[Belief | None], Float[Tensor, "R W"]]
     ) -> Callable[[Int[Tensor, " R"]], Float[Tensor, "R W"]]:
-        """What answers `question` for some of the texts; without a belief it has one answer for all."""
+        """A function that evaluates `question` for some of the texts; without a belief its one row is expanded to all."""
         return lambda rows: self.of(rows).ask(lambda some, belief: question(belief).expand(len(some), -1))
 
     def ask(self, question: Callable[[Int[Tensor, " R"], Belief | None], Float[Tensor, "R W"]]) -> Float[Tensor, "N W"]:
-        """What `question` answers for each text: asked once for all that have begun, and once, without a belief, for the others."""
+        """`question` evaluated for each text: one call for all texts with tokens, and one, without a belief, for the others."""
         begun, fresh = self.begun.nonzero()[:, 0], (~self.begun).nonzero()[:, 0]
         if not begun.numel():
             return question(fresh, None)

@@ -70,7 +70,7 @@ def posterior(tables: Tables, batch: Batch, belief: Belief | None = None, window
     window = window or default_window(tables, batch.tokens.shape[0])
     size, num_positions = batch.tokens.shape
     states = tables.support.states_per_word
-    # Forward once for the beliefs between windows, then each window again, last first, with what comes after it.
+    # One forward pass for the beliefs between windows. Then each window is recomputed, last first, with the backward message behind it.
     entering: list[Belief | None] = []
     log_last, token = tables.log_emission.new_zeros(size, states), batch.tokens[:, 0].clone()
     parts = list(windows(batch, window))
@@ -149,7 +149,7 @@ def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor,
     with torch.enable_grad():
         start = tables.log_start.detach().requires_grad_()
         table = log_table(tables.transition)
-        # A view: what an implementation keeps of the table serves here too.
+        # A view, so that results cached for the table are found here too.
         transition = (table.detach() if table.requires_grad else table.view_as(table)).requires_grad_()
         emission = tables.log_emission.detach().requires_grad_()
         leaves = replace(tables, log_start=start, transition=TableTransition(transition), log_emission=emission)
@@ -164,7 +164,7 @@ def expected_counts(tables: Tables, batch: Batch) -> tuple[Counts, Float[Tensor,
         torch.zeros_like(leaf) if gradient is None else gradient
         for gradient, leaf in zip(gradients, (start, transition, emission), strict=True)
     )
-    # Only the rows of words that occur: memory of the others, often the most of a large table, is never touched.
+    # Only the rows of words that occur: pages of all other rows, most of a large table, are never touched.
     words = batch.tokens.unique()
     of_emission[words] = of_emission[words].clamp_(min=0)
     counts = Counts(of_start.clamp_(min=0), of_transition.clamp_(min=0), of_emission)

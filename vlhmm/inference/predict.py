@@ -20,7 +20,7 @@ MIN_CERTAIN = 1e-26
 
 
 def min_certain(dtype: torch.dtype) -> float:
-    """Sums of products in `dtype` that are at least as large have lost nothing that shows."""
+    """The precision threshold: in sums of products at least this large, underflow of single terms is below rounding error."""
     return PRECISE if dtype == torch.float64 else MIN_CERTAIN
 
 
@@ -78,9 +78,9 @@ def _begun_anew(tables: Tables, belief: Belief, following: Float[Tensor, "B Z"])
 
 @torch.no_grad()
 def belief_at(tables: Tables, token: int, unknown: int) -> Belief | None:
-    """p(z_t | x_t = token) where the `unknown` tokens before it are summed over; None where the token cannot stand there.
+    """p(z_t | x_t = token), the `unknown` tokens before it marginalised; None if the token is impossible there.
 
-    Of tables without a reset token: what an unknown token is says nothing of the state after it.
+    For tables without a reset token: then a marginalised token does not affect the transition after it.
     """
     group = tables.support.group_of_word[token]
     states = tables.support.states_of_group[group]
@@ -115,7 +115,7 @@ def _entering(tables: Tables, probs: Float[Tensor, "B Z"], group: Int[Tensor, ""
 
 
 def _log_ahead(tables: Tables, unknown: int) -> Float[Tensor, " Z"]:
-    """log p(z) after so many unknown tokens, also of what has no probability that the tables' dtype can hold."""
+    """log p(z) after so many marginalised tokens, in a range where probabilities may underflow the tables' dtype."""
     moves, log_probs = Moves(tables), tables.log_start.double()[None]
     anywhere = torch.full((1,), MISSING, device=tables.device)
     for _ in range(unknown):
@@ -139,7 +139,7 @@ def emitted(tables: Tables, state_probs: Float[Tensor, "B Z"]) -> Float[Tensor, 
 
 
 class PreciseNextTokens:
-    """log p(x_t+1 | x_<=t) in float64, also of words whose probability is beneath every float.
+    """log p(x_t+1 | x_<=t) in float64, computed in log space where probabilities underflow.
 
     Args:
         tables: The HMM.
@@ -191,7 +191,7 @@ def without_token(
     """p(x_t+1 | x_<=t, x_t+1 is not `token`); None: p(x_t+1 | x_<=t) as it is. Of an impossible past all are 0.
 
     `places`: of each row, its text's place in a list of texts. `precisely`: log p(x_t+1 | x_<=t) of some rows, whatever its
-    range, for rows where the other tokens are so unlikely together that `probs` has lost some of them.
+    range, for rows where the other tokens are so unlikely together that some of `probs` underflowed.
     """
     if token is None:
         return probs

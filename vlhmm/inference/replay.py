@@ -51,8 +51,8 @@ MEMORY_PART = 16
 
 
 class Fixed:
-    """What the tables of a dense HMM alone decide, made when it is first needed and kept: the matrix products' tile takes the
-    transition table's memory, in bf16 half of it, that of `moves` all of it."""
+    """Precomputed operands that depend on the tables alone, cached at first use. The tile of the matrix products takes as much memory as
+    the transition table, in bf16 half of it; that of `moves` takes as much as the table."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -103,7 +103,7 @@ class Found:
     """Not 0: this sequence has no answer here."""
 
 
-# Told apart by identity: it is looked up at every question.
+# Compared and hashed by identity: it is part of a dictionary key that every query looks up.
 @dataclass(frozen=True, eq=False)
 class Query:
     work: Callable[[Fixed, Text, bool], Found]
@@ -141,7 +141,7 @@ def _expected_counts(fixed: Fixed, text: Text, in_graph: bool) -> Found:
     if fixed.tables.reset_token is None:
         start = probs[:, 0].sum(dim=0)
     else:
-        # Past the length there is no probability to count.
+        # Positions past the length have posterior 0.
         start = torch.where((text.init_of == 0)[:, :, None], probs, 0.0).sum(dim=(0, 1))
     return Found((start, gradient.log_tiles[0], probs.flatten(0, 1), text.row_of.flatten()), run.underflow_level)
 
@@ -149,7 +149,7 @@ def _expected_counts(fixed: Fixed, text: Text, in_graph: bool) -> Found:
 def _counts_answer(fixed: Fixed, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Of start, transition and emission."""
     start, transition, probs, tokens = found
-    # The largest of them, written but once.
+    # The largest tensor, written only once.
     emission = word_rows.sum_by_word(probs, tokens, fixed.tables.num_words)
     # Rounding may leave -1e-9 where a move is impossible.
     return start.clone(), transition.clamp(min=0), emission
@@ -174,7 +174,7 @@ BEST_PATH = Query(_best_path, _copies, 5)
 
 
 def _both_ways(fixed: Fixed, text: Text, in_graph: bool, counts: bool) -> tuple[DenseRun, Gradient]:
-    """Forward, and back to the posteriors and, if requested, the transition counts."""
+    """The forward and the backward pass: posteriors and, if requested, transition counts."""
     run = fixed.forward(text, in_graph, keep=True)
     gradient = dense.backward(
         *(fixed.prepared, text, run, torch.ones_like(run.token_log_probs), None, fixed.tables.precision),
@@ -194,7 +194,7 @@ class _Shape:
         self._tokens, self._lengths = tokens.clone(), lengths.clone()
         self._no_past = fixed.no_past(tokens.shape[0])
         refused = torch.zeros(tokens.shape[0], dtype=torch.int8, pin_memory=tokens.is_cuda)
-        # The same memory: looked at in less time than a tensor is.
+        # A NumPy view of the same pinned memory: reading it takes less time than reading a tensor.
         self._refused, self._seen = refused, refused.numpy()
         self.asked_at = 0
         """The number of the last question, of all questions."""
@@ -211,7 +211,7 @@ class _Shape:
         if lengths is not None:
             self._lengths.copy_(lengths)
         found = graphed(self._work, key)
-        # From here to the end of the wait the GPU is at work.
+        # The GPU runs asynchronously from here to the synchronisation.
         with torch.cuda.device_of(self._tokens):
             answers = self._query.answer(self._fixed, found)
             if self._tokens.is_cuda:
@@ -274,7 +274,7 @@ class Replays:
     def _ask(self, query: Query, tokens: Any, lengths: Any) -> tuple[Tensor, ...] | None:
         if torch.is_grad_enabled() and any(part.requires_grad for part in self._parts):
             return None
-        # The types too: what was refused for its type is never found.
+        # The key includes dtypes: an input refused for its dtype never matches an entry.
         key = (query, _kind(tokens), _kind(lengths))
         with self._one_at_a_time:
             if self._versions != self._versions_now():
@@ -292,12 +292,12 @@ class Replays:
             return shape.answer(self._graphed, key, tokens, lengths)
 
     def _by_kernels(self, key: Any, query: Query, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, ...] | None:
-        """By kernels one by one, or, if such texts come again, by a graph."""
+        """By single kernel launches, or, if the shape recurs, by a new CUDA graph."""
         if self._comes_again(key) and self._room_for_one_more(query, tokens):
-            # From now on: a graph reads the buffers that it was captured with.
+            # These buffers stay in use: a graph reads and writes the memory that it was captured with.
             shape = self._shapes[key] = _Shape(query, self._fixed, tokens, lengths)
             shape.asked_at = self._asks
-            # Eagerly first, which compiles and loads what the graph launches.
+            # The first call is eager: it compiles and loads the kernels that the graph launches.
             if shape.answer(self._graphed, key, tokens, lengths) is None:
                 return None
             return shape.answer(self._graphed, key, tokens, lengths)
@@ -319,8 +319,8 @@ class Replays:
         return last is not None and self._asks - last < IDLE_ASKS
 
     def _room_for_one_more(self, query: Query, tokens: Tensor) -> bool:
-        """Whether a graph may be added. One that is still in use is not given up: where more shapes take turns than are kept, all of
-        them would be captured over and over."""
+        """Whether a graph may be added. A graph in recent use is not evicted: if more shapes alternate than are cached, each would be
+        captured again and again (cache thrashing)."""
         if self._room(query, tokens) > available_bytes(self._tables.device):
             return False
         if len(self._shapes) < MAX_GRAPHS:
@@ -328,7 +328,7 @@ class Replays:
         oldest = next(iter(self._shapes))
         if self._asks - self._shapes[oldest].asked_at < IDLE_ASKS:
             return False
-        # All of them: what one leaves in the common memory is seldom of the size that another needs.
+        # Evict all: the memory that one graph frees in the shared memory pool seldom fits another (fragmentation).
         self._asked |= {key: shape.asked_at for key, shape in self._shapes.items()}
         self._shapes.clear()
         self._graphed.forget()
@@ -347,12 +347,12 @@ class Replays:
         return tokens.shape[1] <= MAX_LENGTH and self._room(query, tokens) * MEMORY_PART <= self._memory
 
     def _room(self, query: Query, tokens: Tensor) -> int:
-        # Beside the positions, the tile in its several forms.
+        # Buffers of all positions, and the tile in its several layouts.
         states = self._tables.num_states
         return query.room * tokens.numel() * states + 16 * states**2
 
     def _forget(self) -> None:
-        """Tables changed in place: everything is made anew."""
+        """Clears all caches: the tables have been changed in place."""
         self._versions = self._versions_now()
         self._fixed = Fixed(self._tables)
         self._graphed.forget()
@@ -367,7 +367,7 @@ class Replays:
 
 @contextmanager
 def _to_be_kept(tables: Tables) -> Iterator[None]:
-    """What is made within is of use outside of inference mode too."""
+    """Tensors created within are no inference tensors, so they can be cached for later queries."""
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device_of(tables.log_emission):
         yield
 

@@ -176,7 +176,7 @@ def sample_posterior(
         raise_impossible(token_log_probs, first, rows, "sample_posterior")
         token[rows] = part.last_tokens()
     slots = torch.full((size, num, num_positions), -1, device=batch.tokens.device)
-    # log A[:, z_t+1], or 0 where nothing follows.
+    # log A[:, z_t+1], or 0 at the last position.
     log_following = tables.log_emission.new_zeros(size, num, states_per_word)
     for (first, rows, part), carried in zip(reversed(parts), reversed(entering), strict=True):
         factors = window_factors(tables, part, carried)

@@ -55,7 +55,7 @@ def _one_sequence(tables: Tables, whole: Batch, belief: Belief | None) -> Float[
     length = whole.num_positions
     stretch = max(1, int(length**0.5))
     head_length = length % stretch or stretch
-    # The first, shorter stretch goes alone: all others are of one length and begin from a belief.
+    # The first stretch, the remainder, is scored by itself: all others have one length and continue from a belief.
     head = score(tables, _stretches(whole, 0, head_length, head_length), belief)
     if head_length == length:
         return head.token_log_probs[0]
@@ -72,18 +72,18 @@ def _one_sequence(tables: Tables, whole: Batch, belief: Belief | None) -> Float[
         trusted = trusted & (total >= least_sum)
         log_beliefs.append((following / total).log())
     if not bool(trusted):
-        # Numbers near the smallest of their type, or an impossible text: the serial pass decides.
+        # Possible underflow or an impossible text: fall back to the serial pass.
         return score(tables, whole, belief).token_log_probs[0]
     scored = score(tables, stretches, Belief(before, torch.stack(log_beliefs)))
     return torch.cat([head.token_log_probs[0], scored.token_log_probs.flatten()])
 
 
 def _transfers(factors: Factors) -> tuple[Float[Tensor, "N K K"], Bool[Tensor, ""], Float[Tensor, ""]]:
-    """For each stretch the matrix from the message before it to its last message, up to a factor; whether it is exact; and the
-    smallest sum of a message that is."""
+    """For each stretch the product of its transitions and emissions, up to a factor: a matrix from the message before it to its last one.
+    Also whether there was no underflow, and the smallest sum of a message that is safe."""
     factor = scaled.scale(factors)
     info = torch.finfo(factors.log_emission.dtype)
-    # What underflows in a sum must be outweighed by what the smallest move brings at the next step: see `scaled`.
+    # Underflow in a sum must be far below what the smallest transition probability contributes at the next step: see `scaled`.
     least_sum = info.tiny / info.eps / factor.tiles.amin()
     trusted = least_sum.isfinite()
     states = factors.log_emission.shape[2]
@@ -94,7 +94,7 @@ def _transfers(factors: Factors) -> tuple[Float[Tensor, "N K K"], Bool[Tensor, "
         init_of = factors.init_of[:, t]
         begun = transfer.sum(2, keepdim=True) * factor.inits[init_of.clamp(min=0)][:, None]
         transfer = torch.where(init_of[:, None, None] >= 0, begun, moved) * factor.emission[:, t, None]
-        # Of each state before the stretch; an impossible text has no sum either.
+        # One sum for each state before the stretch; for an impossible text it is 0, which fails the test too.
         sums = transfer.sum(2)
         trusted = trusted & (sums.amin() >= least_sum)
         transfer = transfer / sums.sum(1)[:, None, None]

@@ -34,9 +34,9 @@ def score(
     boundary: Boundary | None = None,
     window: int | None = None,
 ) -> Scored:
-    """log p(x_t | x_<t) and the belief to carry on with; differentiable in the tables without a tape over time.
+    """log p(x_t | x_<t) and the belief after the last token; differentiable in the tables, with no autograd graph over time steps.
 
-    `boundary` says how `belief` enters when it speaks of other states than `tables`.
+    `boundary`: the transition from the states of `belief` to those of `tables`, if they differ.
     """
     window = window or default_window(tables, batch.tokens.shape[0])
     if batch.num_positions <= window:
@@ -58,20 +58,20 @@ def score(
         parts.append(whole.index_copy(0, rows, log_probs))
         log_last = log_last.index_copy(0, rows, part_last)
         token = token.index_copy(0, rows, part.last_tokens())
-    # Where every sequence has ended there are no windows.
+    # `windows` stops where all sequences have ended: the rest is padded with 0.
     scored = torch.nn.functional.pad(torch.cat(parts, dim=1), (0, batch.num_positions - first - part.num_positions))
     return Scored(scored, Belief(token, log_last), underflow)
 
 
 def reads_positions(support: Support, dtype: torch.dtype, batch: Batch) -> bool:
-    """Whether `WindowTables` serve to score the batch: one window reads the rows of its tokens, and makes them once."""
+    """Whether `WindowTables` can score the batch: in one window, so that the emission rows of its tokens are computed once."""
     return support.dense and batch.num_positions <= window_for(support, dtype, batch.tokens.shape[0])
 
 
 def can_be_captured(tables: AnyTables, batch: Batch) -> bool:
     """Whether a CUDA graph can hold `score`: it is then sync-free, and its shapes follow from those of the batch.
 
-    A text of several windows is asked which sequences reach each of them.
+    With several windows the host reads which sequences reach each of them, which synchronises with the device.
     """
     if batch.num_positions > default_window(tables, batch.tokens.shape[0]):
         return False
@@ -91,7 +91,7 @@ def _window(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Bo
 
 
 def _checkpointed(tables: AnyTables, batch: Batch, belief: Belief | None, boundary: Boundary | None) -> Watched:
-    """One window whose factors are made again in the backward pass, so that only beliefs are kept of a long text."""
+    """Activation checkpointing of one window: its factors are recomputed in the backward pass, so only beliefs of a long text are stored."""
     log_probs = None if belief is None else belief.log_probs
 
     def run(log_probs: Tensor | None) -> Watched:

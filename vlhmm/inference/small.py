@@ -22,9 +22,9 @@ from vlhmm.tables import Tables
 
 
 def small_queries(tables: Tables) -> SmallQueries | None:
-    """None: not an HMM for these loops."""
+    """None if the compiled loops do not support this HMM."""
     support = tables.support
-    # A transition of low rank makes no table.
+    # A low-rank transition is not expanded to a table.
     if by_products(tables) or not (
         support.dense and served(support.num_states, support.num_words, tables.dtype, tables.device)
     ):
@@ -46,7 +46,7 @@ class SmallQueries:
         self._versions: list[int] = []
 
     def __reduce__(self) -> tuple[type[SmallQueries], tuple[Tables]]:
-        """A copy makes the forms of its tables that the loops read anew."""
+        """Copies and pickles hold the tables alone, and rebuild the layouts for the loops."""
         return SmallQueries, (self._tables,)
 
     def log_prob(self, tokens: Any, lengths: Any) -> Float[Tensor, " B"] | None:
@@ -74,7 +74,7 @@ class SmallQueries:
         return None if found is None else found[0]
 
     def counts_of(self, batch: Batch) -> tuple[Counts, Float[Tensor, "B T"]] | None:
-        """Expected counts and log p(x_t | x_<t) of a checked batch; evidence of its states is for other code."""
+        """Expected counts and log p(x_t | x_<t) of a validated batch; None if it has evidence of states."""
         if batch.log_evidence is not None:
             return None
         return self._counts(SmallText(batch.tokens.numpy(), batch.lengths.numpy(), self._reset))

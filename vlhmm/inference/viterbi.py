@@ -40,9 +40,9 @@ class Paths:
 
 
 def begun_from_past(factors: Factors) -> Factors:
-    """The same factors, the state before position 0 summed out: it is no part of the path.
+    """The same factors, with the state before position 0 marginalised: it is no part of the path.
 
-    Every state counts, the least probable too: a path may begin in it. So in float64, and checked for underflow to the last state.
+    The best path may begin in the least probable state. So this is computed in float64, with an underflow check of every state.
     """
     used, tile_of = factors.tile_of[:, :1].unique(return_inverse=True)
     first = replace(
@@ -57,7 +57,7 @@ def begun_from_past(factors: Factors) -> Factors:
     dtype = factors.log_emission.dtype
     log_total, log_state = (values.to(dtype) for values in recursion(convert(first, dtype=torch.float64)))
     init_of = factors.init_of.clone()
-    # After a reset the start stands as it is: as probabilities some of it may underflow, and here no move outweighs that.
+    # After a reset token log start is used unchanged: converted to probabilities, some entries could underflow.
     anew = (init_of[:, :1] >= 0) & (log_total > -torch.inf)
     log_begun = torch.where(anew, factors.log_inits[init_of[:, 0].clamp(min=0)], log_total + log_state)
     init_of[:, 0] = factors.log_inits.shape[0] + torch.arange(init_of.shape[0], device=init_of.device)

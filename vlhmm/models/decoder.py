@@ -62,7 +62,7 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedNetwork(shape)
 
     def forward(self, hidden: Float[Tensor, "*B n H"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "*B n H"]:
-        # The sums stay in the embeddings' own type, whatever the products are made in.
+        # The residual stream keeps the embeddings' dtype, also under autocast.
         attended: Tensor = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
         changed: Tensor = attended + self.mlp(self.post_attention_layernorm(attended))
         return changed
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return attended
 
     def _heads(self, projected: Float[Tensor, "*B n P"]) -> Float[Tensor, "b heads n D"]:
-        # Attention has kernels for four axes alone.
+        # The fused attention kernels take four axes only.
         return projected.reshape(
             -1, projected.shape[-2], projected.shape[-1] // self.head_dim, self.head_dim
         ).transpose(1, 2)
@@ -108,12 +108,12 @@ class GatedNetwork(nn.Module):
 
 
 def _in_one(hidden: Float[Tensor, "*B n H"], *layers: nn.Linear) -> Float[Tensor, "*B n P"]:
-    """What each layer makes, side by side: a GPU is as long over one small product as over several."""
+    """The outputs of all layers, concatenated, by one fused product: on a GPU one product takes no longer than each of several small ones."""
     return linear(hidden, torch.cat([layer.weight for layer in layers]))
 
 
 def rotary(embedding: Float[Tensor, "*B n H"], head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """By what a number of a head, and its partner half a head away, count in the turned one, each (n, head_dim)."""
+    """Rotary position embedding: the factors of a component and of its partner half a head away, cos and ±sin, each (n, head_dim)."""
     exponents = torch.arange(0, head_dim, 2, device=embedding.device, dtype=embedding.dtype) / head_dim
     positions = torch.arange(embedding.shape[-2], device=embedding.device, dtype=embedding.dtype)
     angles = positions[:, None] / theta**exponents
@@ -122,18 +122,18 @@ def rotary(embedding: Float[Tensor, "*B n H"], head_dim: int, theta: float) -> t
 
 
 def rotated(heads: Float[Tensor, "b heads n D"], rotation: tuple[Tensor, Tensor]) -> Float[Tensor, "b heads n D"]:
-    """Every pair (d, d + D / 2) turned by its angle."""
+    """Rotary position embedding applied: every pair (d, d + D / 2) is rotated by its angle."""
     of_itself, of_partner = rotation
     partner = heads.roll(heads.shape[3] // 2, dims=3)
-    # Turned in the angles' type, then rounded to that of the products again: attention has fast kernels for it.
+    # Rotated in the dtype of the angles, then rounded back to that of the products, for which there are fast attention kernels.
     return (heads * of_itself + partner * of_partner).to(heads.dtype)
 
 
 def _products_in(precision: Precision, embedding: Tensor) -> AbstractContextManager[object]:
-    """On a GPU products of float32 read bf16 if that is the precision."""
+    """Autocast: on a GPU float32 products have bf16 operands if that is the precision."""
     if precision != "bf16" or not _rounds(embedding):
         return nullcontext()
-    # A cache of cast weights would make a captured graph read those of its first step at every replay.
+    # No cache of cast weights: a captured graph would read the stale weights of its first step at every replay.
     return torch.autocast(embedding.device.type, torch.bfloat16, cache_enabled=False)
 
 

@@ -76,8 +76,8 @@ def draw_columns(
 ) -> ColumnMask | None:
     """Each state is alive with probability 1 - dropout, independently; None: all are.
 
-    Where that leaves a word without a state, one of its states, each with the same chance, stays alive all the same:
-    nothing would be possible there. Works for every support, and shapes do not depend on the draw.
+    If that leaves a word without a state, one of its states, uniformly chosen, is kept: the word would have probability zero
+    otherwise. Works for every support, and shapes do not depend on the draw.
     """
     _check_rate(dropout)
     if dropout == 0:
@@ -85,7 +85,7 @@ def draw_columns(
     keys = torch.rand(support.num_states, generator=generator, device=generator.device if generator else None)
     keys = keys.to(device=device)
     live = keys >= dropout
-    # If any state of a group is alive, then the one with its largest key is.
+    # The state with the largest key of its group is always live: if any state of the group is live, that one is.
     largest = keys[support.states_of_group].argmax(dim=1, keepdim=True)
     return ColumnMask(live.index_fill(0, support.states_of_group.gather(1, largest).flatten(), True))
 

@@ -14,11 +14,11 @@ from vlhmm.support import Support
 def above_floor(
     log_emission: Float[Tensor, "rows K"], floor: float, support: Support, tokens: Int[Tensor, "B T"] | None = None
 ) -> Float[Tensor, "rows K"]:
-    """Each state's emission mixed with an even one over the words it can emit. A row for every token; None: for every word."""
+    """Each state's emission smoothed: mixed with the uniform distribution over the words it can emit. A row for every token; None: for every word."""
     if not floor:
         return log_emission
     emitters = support.states_of_group
-    # Not by a histogram, for which the host would wait.
+    # Not by `bincount`, which synchronises host and device.
     of_word = support.group_of_word
     words_of_group = of_word.new_zeros(support.num_groups).index_add_(0, of_word, torch.ones_like(of_word))
     words_of_state = of_word.new_zeros(support.num_states)

@@ -62,7 +62,7 @@ class StateEncoder(nn.Module):
         super().__init__()
         dim, self.states_per_block, self.start = settings.dim, settings.states_per_block, settings.start
         factored, separate = settings.embeddings == "factored", roles_apart(settings)
-        # `initialise` gives the values.
+        # Values are set by `initialise`.
         self.embedding = unfilled(nn.Embedding, num_states, dim // 2 if factored else dim)
         num_blocks = num_states // self.states_per_block
         self.block_embedding = unfilled(nn.Embedding, num_blocks, dim // 2) if factored else None
@@ -88,7 +88,7 @@ class StateEncoder(nn.Module):
     ) -> StateFeatures:
         """The features of `states`, equally many of each block, block by block; None: of all. `leaving`: these are left,
         `states` themselves first; None: they alone."""
-        # Looked up and encoded together, so that the gradient of a large table is made once.
+        # One lookup and one pass of the encoder for all roles, so that the gradient of the large table is computed once.
         num_states = self.embedding.num_embeddings if states is None else states.shape[0]
         leaving = states if leaving is None else leaving
         embedded, first = self._embedded_from(self.embedding, leaving, num_states)
@@ -144,7 +144,7 @@ class NoEncoder(nn.Module):
         super().__init__()
         nothing = torch.empty(num_states, 0)
         if nothing.is_meta:
-            # No file brings it: a model that is laid out on "meta" must have it already.
+            # Not saved in the checkpoint, so it must be a real tensor even in a model built on "meta".
             nothing = torch.empty(num_states, 0, device="cpu")
         self.register_buffer("nothing", nothing, persistent=False)
         self.nothing: Tensor
@@ -175,7 +175,7 @@ def roles_apart(settings: ModelSettings) -> tuple[Role, ...]:
 
 def rows(per_state: Shaped[Tensor, "Z ..."], states: Int[Tensor, " n"] | None) -> Shaped[Tensor, "n ..."]:
     """per_state[states]; None: all of it."""
-    # Unlike indexing, `index_select` has a gradient that sorts nothing.
+    # The backward pass of `index_select` does not sort its indices, unlike that of advanced indexing.
     return per_state if states is None else per_state.index_select(0, states)
 
 

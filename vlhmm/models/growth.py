@@ -121,7 +121,7 @@ def split_blocks(
     axes = _state_axes(model)
     taken = {}
     for name, tensor in _weights(model).items():
-        # Columns of the free emission are states of a block, of which there are as many as before.
+        # Columns of the free emission are the states of a block, whose number does not change.
         own = () if name == "emission.logits" else axes.get(name, ())
         for axis in own:
             tensor = tensor.index_select(axis, old_states)
@@ -130,7 +130,7 @@ def split_blocks(
         if name in ("start.logits", "transition.logits"):
             tensor = tensor + log_share.flatten().to(tensor)
         elif name == "emission.logits":
-            # A copy that emits none of its words is never entered; a softmax over none of them would be NaN.
+            # A copy with emission probability 0 for all its words is never entered; a softmax over -inf alone would be NaN.
             tensor = tensor.masked_fill(log_share.isneginf()[block_of_word], 0.0)
         taken[name] = tensor
     return _made(model, model.settings.to_dict(), grown, _disturbed(taken, axes, noise, generator))
@@ -179,7 +179,7 @@ def _state_axes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def _weights(model: Model) -> dict[str, Tensor]:
-    """All that is trained; the support is another."""
+    """All trainable parameters; the support differs between the models."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -246,7 +246,7 @@ def _log_shares(model: Model, block_of_word: Int[Tensor, " X"], num_blocks: int)
     """log p(the words of a new block | state), for the states of its old one."""
     log_probs = model.tables().log_emission.double()
     block = block_of_word[:, None].expand_as(log_probs)
-    # Measured against the likeliest of them: the words of a block may be beneath every float together.
+    # log-sum-exp relative to the block's maximum: the probabilities of all words of a block may underflow together.
     peaks = log_probs.new_full((num_blocks, log_probs.shape[1]), -torch.inf).scatter_reduce(0, block, log_probs, "amax")
     shift = torch.where(peaks.isinf(), 0.0, peaks)
     sums = torch.zeros_like(peaks).scatter_add(0, block, (log_probs - shift.gather(0, block)).exp())

@@ -1,6 +1,6 @@
 """From features or free logits to start, transition and emission: each head independent of the others.
 
-`live` marks the states among those asked for that may be entered; None: all. The others get probability zero.
+`live` masks the requested states: only live ones may be entered; None: all. The others get probability zero.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ StateAxes = Mapping[str, tuple[int, ...]]
 
 
 class FactoredStart(nn.Module):
-    """log p(z_1) = log_softmax over the states asked for of w . start_z."""
+    """log p(z_1) = log_softmax of w . start_z over the requested states."""
 
     state_axes: ClassVar[StateAxes] = {}
 
@@ -63,7 +63,7 @@ class FactoredStart(nn.Module):
 
 
 class ScalarStart(nn.Module):
-    """log p(z_1) = log_softmax over the states asked for of a free vector."""
+    """log p(z_1) = log_softmax of a free vector over the requested states."""
 
     state_axes: ClassVar[StateAxes] = {"logits": (0,)}
 
@@ -76,7 +76,7 @@ class ScalarStart(nn.Module):
 
 
 class SoftmaxHead(nn.Module):
-    """log A[z, z'] = out_z . in_z' - log sum over all z' asked for.
+    """log A[z, z'] = out_z . in_z' - log-sum-exp of it over the requested target states z'.
 
     The precision of the normaliser is that of the tiles it is for, else rows would not sum to one. Not all tiles are `rounded`:
     only the kernels of the blocked recursion round the features of theirs.
@@ -105,7 +105,7 @@ class SoftmaxHead(nn.Module):
 
 
 class BlockFactoredHead(nn.Module):
-    """log A[z, z'] = log p(m' | z) + log_softmax of out_z . in_z' over the states asked for of block m'."""
+    """log A[z, z'] = log p(m' | z) + log_softmax of out_z . in_z' over the requested states of block m'."""
 
     state_axes: ClassVar[StateAxes] = {}
 
@@ -126,7 +126,7 @@ class BlockFactoredHead(nn.Module):
         by_block = live.view(self.block.out_features, -1)
         live_blocks = by_block.any(dim=1, keepdim=True)
         log_block = _mask(self.block(out), live_blocks[:, 0]).log_softmax(dim=1)
-        # A block that is dead as a whole is never entered; a softmax over none of its states would be NaN.
+        # A block without live states is never entered; a softmax over -inf alone would be NaN, so its states are not masked.
         within = (by_block | ~live_blocks).flatten()
         return BlockFactoredTransition(log_block, *_behind_barrier(_scaled(out, self.out_scale), into, within))
 
@@ -150,7 +150,7 @@ class LowRankHead(nn.Module):
 
 
 class TableHead(nn.Module):
-    """log A[z, z'] = log_softmax over the states asked for of a free matrix."""
+    """log A[z, z'] = log_softmax of a free matrix over the requested target states."""
 
     state_axes: ClassVar[StateAxes] = {"logits": (0, 1)}
 
@@ -246,7 +246,7 @@ class UnmaskedEmission(nn.Module):
     ) -> LogEmission:
         log_prob = self.logits.log_softmax(dim=1) if states is None else table_log_softmax(self.logits, states, None)
         emitters = support.states_of_group[support.group_of_word]
-        # Cells of the flat table: the gradient of those of its transpose would have to be transposed back.
+        # Gathered from the flat table: gathering from the transpose would add a transposition in the backward pass.
         words = torch.arange(support.num_words, device=emitters.device)
         cells = emitters * support.num_words + words[:, None]
         return log_prob.flatten().gather(0, cells.flatten()).view_as(emitters)
@@ -293,7 +293,7 @@ EmissionHead = FactoredEmission | ScalarEmission | UnmaskedEmission
 
 
 def _scaled(out: Features, scale: float) -> Features:
-    # All of it would be moved twice, and once more in the backward pass.
+    # Skipped for scale 1: a multiplication would read and write the whole tensor, and once more in the backward pass.
     return out if scale == 1 else out * scale
 
 
@@ -304,8 +304,8 @@ def _mask(logits: Float[Tensor, "... n"], live: Bool[Tensor, " n"] | None) -> Fl
 def _behind_barrier(
     out: Float[Tensor, "n H"], into: Float[Tensor, "m H"], live: Bool[Tensor, " m"]
 ) -> tuple[Float[Tensor, "n W"], Float[Tensor, "m W"]]:
-    """One more feature, 1 times 0 or -inf: dead columns have probability 0 wherever out . in is taken."""
-    # Its own gradient, 0 times -inf, is never used: both factors are constants.
+    """Appends a mask column to the features, 1 times 0 or -inf: masked (dead) states have probability 0 in every product out . in."""
+    # Its gradient would be 0 times -inf = NaN, but is never computed: both columns are constants.
     barrier = into.new_zeros(into.shape[0], 1).masked_fill(~live[:, None], -torch.inf)
     ones = out.new_ones(out.shape[0], 1)
     return torch.cat([out, ones], dim=1), torch.cat([into, barrier], dim=1)

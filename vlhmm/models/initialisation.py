@@ -13,7 +13,7 @@ from vlhmm.models.settings import ModelSettings
 
 @torch.no_grad()
 def initialise(model: nn.Module, settings: ModelSettings, generator: torch.Generator | None) -> None:
-    """Draws every parameter of `model` anew; the order of modules is part of what a seed means.
+    """Initialises every parameter of `model` from the generator. Results for a seed depend on the order of modules.
 
     On the device "meta" there are no values to draw.
     """

@@ -127,7 +127,7 @@ def _through(network: nn.Module, embedding: Float[Tensor, "Z H"], numerics: Nume
 def _side_by_side(
     networks: Sequence[LayeredNetwork], embeddings: Sequence[Float[Tensor, "Z H"]]
 ) -> Sequence[Float[Tensor, "Z H"]]:
-    """What each network makes of its embedding. They are of one form, and small: a GPU is as long over one as over all."""
+    """What each network makes of its embedding. They have equal shapes and are small, so they are batched: on a GPU one takes as long as all."""
     firsts = [network.first for network in networks if network.first is not None]
     norms = [network.norm for network in networks if network.norm is not None]
     features = networks[0].through(
@@ -169,5 +169,5 @@ def _network(settings: ModelSettings, num_roles: int) -> nn.Module:
     decoder = Decoder(shape)
     if num_roles == 1:
         return decoder
-    # Else all roles would have the same features, and transitions would be symmetric.
+    # With equal features for all roles the transition logits would be symmetric.
     return nn.Sequential(decoder, unfilled(nn.Linear, settings.dim, num_roles * settings.dim))

@@ -9,7 +9,7 @@ from vlhmm.support import Support
 
 
 class SupportLayout(nn.Module):
-    """The order of words, and which states emit any. None of it is saved, since it can be made anew."""
+    """The order of words, and which states emit any. Buffers that are not saved, since they follow from the support."""
 
     def __init__(self, support: Support) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def split_frozen(
     """All parameters: embeddings that the first part of training leaves as they are, and the others.
 
     They belong in two groups of the optimizer, that of the embeddings with rate 0 as long as they are frozen. A gradient of 0
-    would not freeze them: weight decay goes on without it.
+    would not freeze them: weight decay is applied all the same.
     """
     embeddings = state_embeddings(model) if frozen != "words" else []
     if frozen != "states":
@@ -149,7 +149,7 @@ class _LayerBehindBody:
         encoded = self._encoded()
         features: Tensor = self._layer(encoded)
         spread = self._spread(features)
-        # Less than that is rounding.
+        # A smaller spread is rounding error.
         if not spread > 1e-5 * features.square().mean().sqrt():
             raise ValueError(
                 f"the body makes the same of all {len(encoded)} states, so nothing is left of them when they are centred: "
@@ -182,7 +182,7 @@ def _of_body(name: str) -> bool:
 
 
 def _config(language_model: nn.Module) -> dict[str, Any]:
-    """What the shapes do not tell."""
+    """Configuration values that do not follow from the shapes of parameters."""
     config: Any = getattr(language_model, "config", None)
     if config is None:
         raise ValueError(f"{type(language_model).__name__} has no config that tells its heads and positions")

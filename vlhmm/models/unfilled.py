@@ -10,9 +10,9 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def unfilled(layer: type[Layer], *sizes: int, **options: Any) -> Layer:
-    """`layer(*sizes)` on the default device; the caller fills it from a generator: nothing is drawn from the global one."""
+    """`layer(*sizes)` on the default device, uninitialised. The caller initialises it from a generator, so the global generator is not advanced."""
 
-    # `torch.nn.utils.skip_init` draws on the device "meta", for which torch imports its compiler: a second of every load.
+    # `torch.nn.utils.skip_init` initialises on the device "meta", for which torch imports its compiler: one second for every load.
     class Undrawn(layer):  # type: ignore[valid-type, misc]
         def reset_parameters(self) -> None:
             pass

@@ -1,7 +1,7 @@
 """Which backend serves an operation: Triton kernels where they apply, plain torch elsewhere. Decided here, and nowhere else.
 
-An operation asks its `Kernels` whether they serve its operands, and adds only what it alone knows (a width, whether a gradient
-is asked for). `vlhmm backends` prints the table.
+An operation calls `serve` of its `Kernels` with its operands, and adds only the conditions of its own (a width, whether a gradient
+is required). `vlhmm backends` prints the table.
 """
 
 from __future__ import annotations

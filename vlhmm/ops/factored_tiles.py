@@ -1,7 +1,7 @@
 """Tiles of a transition that is given by factors: the states of one block against those of another, for many pairs of blocks.
 
-On a CPU they are made a few at a time, so that what is gathered for them stays near the processor and in memory that is at hand:
-three to six times as fast as all at once, most of which is waiting for new memory.
+On a CPU they are computed a few at a time, so that gathered operands stay in cache and in memory that is already allocated:
+three to six times as fast as all at once, where most of the time goes to page faults of new memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reference(
     normalised: bool,
 ) -> Float[Tensor, "U K J"]:
     """The specification."""
-    # Unlike indexing, `index_select` has a gradient that sorts nothing.
+    # The backward pass of `index_select` does not sort its indices, unlike that of advanced indexing.
     logits = out.index_select(0, source) @ into.index_select(0, target).mT
     return row_term[:, :, None] + (logits.log_softmax(dim=2) if normalised else logits)
 
@@ -54,7 +54,7 @@ class _FactoredTiles(torch.autograd.Function):
     def forward(
         ctx: Any, out: Tensor, into: Tensor, row_term: Tensor, source: Tensor, target: Tensor, normalised: bool
     ) -> Tensor:
-        # Columns, since small matrices are multiplied faster as they lie; not of blocks that hardly any tile is made of.
+        # Transposed once to contiguous memory, which small products read faster; not worth a copy if few tiles use each block.
         columns = into.mT.contiguous() if source.shape[0] >= into.shape[0] else into.mT
         tiles = out.new_empty(source.shape[0], out.shape[1], into.shape[1])
         for part in _parts(out, source):
@@ -70,7 +70,7 @@ class _FactoredTiles(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (cotangent,), (out, into, source, target, *made) = cotangents, ctx.saved_tensors
         from_out = torch.zeros_like(out)
-        # Columns again, as the products give them.
+        # Stored transposed, the layout in which the products are computed.
         from_into = into.new_zeros(into.shape[0], into.shape[2], into.shape[1])
         from_rows = cotangent.sum(2)
         never_entered = ctx.normalised and bool((made[1] == -torch.inf).any())
@@ -81,7 +81,7 @@ class _FactoredTiles(torch.autograd.Function):
                 probs = (tiles[part] - row_term[part, :, None]).exp()
                 of_logits = of_logits - probs * from_rows[part, :, None]
                 if never_entered:
-                    # There probs are of -inf less -inf.
+                    # There probs are NaN, from -inf - -inf.
                     of_logits.masked_fill_(row_term[part, :, None] == -torch.inf, 0.0)
             from_out.index_add_(0, source[part], of_logits @ into.index_select(0, target[part]))
             from_into.index_add_(0, target[part], out.index_select(0, source[part]).mT @ of_logits)

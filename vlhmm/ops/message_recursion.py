@@ -42,7 +42,7 @@ def message_recursion(
     its factors that is not zero, 0 where that underflows.
     """
     tiny = torch.finfo(log_emission.dtype).tiny
-    # A quarter of the exponents is left as a margin above the smallest number.
+    # The underflow threshold: a quarter of the exponent range is a margin above the smallest normal number.
     margin, precise = tiny**0.75, tiny / torch.finfo(log_emission.dtype).eps
     peak = log_emission.detach().amax(2, keepdim=True)
     peak = torch.where(peak.isinf(), 0.0, peak)
@@ -51,7 +51,7 @@ def message_recursion(
     alive = (log_previous > -torch.inf).any(1)
     underflow = ~alive
     total_before = torch.ones_like(peak[:, 0, 0])
-    # Of the message, the smallest probability of a state that is possible.
+    # The smallest entry of the message over possible states.
     least = _least(message, log_previous > -torch.inf)
     token_log_probs = []
     for t, (begun, inside) in enumerate(zip((init_of >= 0).unbind(1), within.unbind(1), strict=True)):
@@ -60,8 +60,8 @@ def message_recursion(
         begin = inits[init] * alive[:, None]
         moved = begin if bool(begun.all()) else torch.where(begun[:, None], begin, push(message))
         emits = log_emission[:, t] > -torch.inf
-        # What underflowed in the message is less than tiny over its total, what does on the way less than tiny: it does not matter where
-        # every state that emits the token gets far more. Where one gets nothing it may be impossible, or all has underflowed.
+        # Underflow in the message costs less than tiny over its total, underflow in the product less than tiny. That is below rounding
+        # error if every state that emits the token receives far more. A state that receives 0 may be impossible, or all underflowed.
         underflow_risk = (least < margin) | (least * total_before < precise)
         needed = torch.where(underflow_risk, precise / total_before, precise)
         vanishing = underflow_risk | (least * least_possible_move < tiny)
@@ -69,14 +69,14 @@ def message_recursion(
         joint = moved * emission[:, t]
         total = joint.sum(1)
         underflow = underflow | ((small | (total < margin)) & inside)
-        # Clamped, so that the gradient of a sequence that is done again elsewhere is 0 here, not NaN.
+        # Clamped, so that a sequence with underflow, which the caller recomputes, has gradient 0 here, not NaN.
         total = total.clamp(min=tiny)
         message = torch.where(inside[:, None], joint / total[:, None], message)
         reached = emits & torch.where(begun[:, None], log_inits[init] > -torch.inf, moved > 0)
         least = torch.where(inside, _least(joint, reached) / total.detach(), least)
         total_before = torch.where(inside, total.detach(), total_before)
         token_log_probs.append(torch.where(inside, total.log() + peak[:, t, 0], 0.0))
-    # Of the token that follows nothing is known.
+    # The next token is not known here.
     underflow_risk = (least < margin) | (least * total_before < precise)
     underflow = underflow | (underflow_risk & (total_before * least_move < precise))
     log_last = torch.where(message > 0, message.clamp(min=tiny).log(), -torch.inf)

@@ -21,5 +21,5 @@ def block_size(size: int, most: int | None = None, *, least: int = 1) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; elsewhere 1: Triton's interpreter runs programs one after the other, so that none can wait for another."""
+    """The number of multiprocessors of a GPU; elsewhere 1: Triton's interpreter runs programs sequentially, so none may wait for another."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -28,7 +28,7 @@ def table_tiles(
         sources, targets = source.num_groups, target.num_groups
         if sources == targets == source_groups.shape[0] == 1:
             return log_prob[None]
-        # Rows of a tile are pieces of rows of the table; the gradient of `index_select` sorts nothing.
+        # Rows of a tile are parts of table rows; the backward pass of `index_select` does not sort its indices.
         states = torch.arange(source.states_per_word, device=source_groups.device)
         pieces = (source_groups[:, None] * source.states_per_word + states) * targets + target_groups[:, None]
         width = log_prob.shape[1] // targets

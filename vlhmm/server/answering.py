@@ -24,7 +24,7 @@ LONG_BODY = 1 << 15
 
 @dataclass(frozen=True)
 class Asked:
-    """A request whose body is there."""
+    """A request whose body has been read."""
 
     fields: Fields
     begun: float

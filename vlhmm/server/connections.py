@@ -79,7 +79,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
-        # Between two requests uvicorn counts the time, until the first byte of the next.
+        # Between two requests uvicorn's keep-alive timeout applies, until the first byte of the next one.
         if self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
             self._watch()
         else:
@@ -112,7 +112,7 @@ class Connection(H11Protocol):
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
         ]
-        # Of an answer that has begun the rest is missing: the client sees that it is cut off.
+        # If a response has begun, no second one can be sent: the client sees it truncated.
         with suppress(h11.LocalProtocolError):
             for event in (
                 h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status]),
@@ -124,7 +124,7 @@ class Connection(H11Protocol):
 
 
 class _Open:
-    """A transport to which nothing is written once it closes: asyncio would log a line for every further write."""
+    """A transport that drops writes once it is closing: asyncio would log a line for each of them."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -162,6 +162,6 @@ class OnceAMinute(logging.Filter):
         if self._clock() - self._last.get(first_line, -SECONDS_BETWEEN) < SECONDS_BETWEEN:
             return False
         self._last[first_line] = self._clock()
-        # Where in asyncio it happened helps nobody.
+        # Without the traceback, which lies within asyncio.
         record.msg, record.exc_info, record.exc_text = first_line, None, None
         return True

@@ -1,8 +1,8 @@
-"""The one thread that owns the model, and what waits for it.
+"""The thread that owns the model, and its queues of jobs (continuous batching).
 
 Each turn of the thread reads a part of the texts that wait to be read, in one batch, writes one token of all texts that are being
-written, in another, and works on one other question for a slice of time. No request waits for another to end, and a question that
-no client waits for any more is cancelled between two slices.
+written, in another, and works on one other query for a time slice. No request waits for another to end, and a query that
+no client waits for any more (disconnect or timeout) is cancelled between two slices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DefectError(RuntimeError):
 
 @dataclass(eq=False)
 class Question:
-    """What several texts are asked at a time, and how far it is."""
+    """One batched query of several texts, and its progress."""
 
     queries: list[Query]
     work: Sliced
@@ -200,7 +200,7 @@ class Engine:
 
     @contextmanager
     def _submitted(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """The jobs are at work; jobs that are left are cancelled at exit."""
+        """Submits the jobs to the engine's queue; unfinished jobs are cancelled at exit."""
         with self._wake:
             self._inbox.append(jobs)
             self._wake.notify()
@@ -269,7 +269,7 @@ class Engine:
                 self._outbox.append(partial(text.answered, answer_of(text)))
                 text.cancelled = True
         if batch:
-            # The next turn begins with another request.
+            # Round robin: the next turn begins with another request.
             self._readings = _living([*self._readings[1:], self._readings[0]])
 
     def _write(self) -> None:
@@ -298,7 +298,7 @@ class Engine:
         self._writings = [one for one in self._writings if not one.cancelled]
 
     def _answer_some(self) -> None:
-        """One slice of the question that has waited longest for it."""
+        """Runs one time slice of the query that has waited longest (round robin)."""
         if self._queries and len(self._questions) < QUESTIONS_AT_ONCE:
             queries = self._alike()
             ask, texts = queries[0].ask, [one.text for one in queries]
@@ -317,7 +317,7 @@ class Engine:
         elif len(queries) == 1:
             self._outbox.append(partial(queries[0].answered, error))
         else:
-            # One text may spoil the answers to all: each is computed alone.
+            # One text may have caused the error of the whole batch: each is retried by itself.
             self._queries = [[_alone(one)] for one in queries] + self._queries
 
     def _alike(self) -> list[Query]:
@@ -335,14 +335,14 @@ class Engine:
             batch.append(query)
             size += query.tokens
         taken = set(map(id, batch))
-        # The next question begins with another request.
+        # Round robin: the next query begins with another request.
         turned = [*self._queries[1:], self._queries[0]]
         self._queries = _living([[one for one in some if id(one) not in taken] for some in turned])
         return batch
 
     @contextmanager
     def _answering(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Whatever goes wrong is the answer of those that were computed; they were checked, so it is a bug."""
+        """Any exception becomes the answer of the jobs in the batch. Their input was validated, so it is a bug."""
         try:
             yield
         except Exception as error:
@@ -354,7 +354,7 @@ class Engine:
                     job.cancelled = True
 
     def _send(self) -> None:
-        """Wakes the event loop once a turn."""
+        """Delivers all answers of a turn to the event loop with one wake-up."""
         if self._outbox:
             outbox = self._outbox.copy()
             self._outbox.clear()
@@ -364,7 +364,7 @@ class Engine:
 
 
 def _living(requests: Sequence[list[Any]]) -> list[list[Any]]:
-    """Without what is done or no longer waited for, and without requests that have nothing left."""
+    """Without finished and cancelled jobs, and without requests that have no jobs left."""
     kept = ([job for job in jobs if not job.cancelled] for jobs in requests)
     return [jobs for jobs in kept if jobs]
 

@@ -132,7 +132,7 @@ class Query(Job):
 
 
 def first_of_each(waiting: Sequence[Sequence[Any]], most: int) -> list[Any]:
-    """Up to `most` of what waits, one of each request in turn: a request of many texts does not hold up one of a single text."""
+    """Up to `most` waiting jobs, round robin over requests (fair scheduling): a request of many texts does not delay one of a single text."""
     taken: list[Any] = []
     depth = 0
     while len(taken) < most and any(len(one) > depth for one in waiting):

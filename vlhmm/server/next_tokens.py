@@ -51,7 +51,7 @@ class NextTokens:
         by_width: dict[int, list[Int[Tensor, " W"]]] = {}
         for count, end in zip(counts.tolist(), ends, strict=True):
             if count:
-                # Widths are powers of two: at most half of a bucket is empty.
+                # Buckets by width, powers of two: at most half of a bucket is padding.
                 by_width.setdefault((count - 1).bit_length(), []).append(order[end - count : end])
         self._buckets: list[_Bucket] = []
         place = torch.empty_like(order)
@@ -83,7 +83,7 @@ class NextTokens:
         return log_ahead
 
     def _made_rows(self) -> Float[Tensor, "Z Z"] | None:
-        """p(next state | state), kept where it takes at most an eighth of the memory: a step reads little else."""
+        """p(next state | state), cached if it takes at most an eighth of the available memory: a step reads little else."""
         tables = self.tables
         num_bytes = tables.num_states**2 * tables.log_emission.element_size()
         if 8 * num_bytes > available_bytes(tables.device):
@@ -105,7 +105,7 @@ class NextTokens:
         else:
             ahead = self._by_group(probs, support.group_of_word[past.token])
         log_ahead = ahead.log()
-        # Where float32 has underflowed, what is possible may have become impossible.
+        # After float32 underflow a possible state may have probability 0: recompute these rows in log space.
         small = (ahead < torch.finfo(ahead.dtype).tiny).any(1).nonzero()[:, 0]
         if len(small):
             log_ahead[small] = self._transition.log_ahead(past.of(small))
@@ -130,7 +130,7 @@ class NextTokens:
 
     @torch.no_grad()
     def log_probs(self, log_ahead: Float[Tensor, "R Z"]) -> Float[Tensor, "R X"]:
-        """log p(next token | the past) of every token, also of those that are beneath every float."""
+        """log p(next token | the past) of every token, also of those whose probability underflows."""
         ahead = log_ahead.exp()
         parts = []
         for bucket in self._buckets:
@@ -141,10 +141,10 @@ class NextTokens:
         return self._with_small(probs, log_ahead)
 
     def _with_small(self, probs: Float[Tensor, "R X"], log_ahead: Float[Tensor, "R Z"]) -> Float[Tensor, "R X"]:
-        """The logs of `probs`; where products may have been lost, sums are taken in log space."""
+        """The logs of `probs`, recomputed in log space where products may have underflowed."""
         log_probs, small = probs.log(), probs < min_certain(probs.dtype)
         for row in small.any(1).nonzero()[:, 0].tolist():
-            # A sum may be zero because nothing is possible there.
+            # A sum of 0 is exact if nothing is possible; underflow is suspected only if a possible product may be that small.
             if _smallest(log_ahead[row]) + self._smallest_emission < math.log(torch.finfo(probs.dtype).tiny):
                 words = small[row].nonzero()[:, 0]
                 log_probs[row, words] = log_emitted_words(self.tables, log_ahead[row], words).to(log_probs.dtype)
@@ -170,7 +170,7 @@ def joined(beliefs: Sequence[Belief]) -> Belief:
 
 
 def split(belief: Belief) -> list[Belief]:
-    """One belief a row, of memory of its own: a row that is kept does not keep the others."""
+    """One belief for each row, in memory of its own: a view would keep the whole batch alive."""
     if not len(belief.token):
         return []
     pairs = zip(belief.token.clone().split(1), belief.log_probs.split(1), strict=True)

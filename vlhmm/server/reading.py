@@ -38,12 +38,12 @@ class Reader:
 
     def read(self, texts: Sequence[Reading]) -> None:
         """The next part of each text; those without a belief begin from the start distribution."""
-        # Looking for the most likely tokens of each position costs far more than reading.
+        # Batched separately: top-k tokens of each position cost far more than scoring.
         for with_tops, pace in self._pace.items():
             alike = [text for text in texts if bool(text.top) == with_tops]
             if not alike:
                 continue
-            # Short parts of many texts would be overhead for the most part: fewer texts are read instead.
+            # Short parts of many texts would be dominated by overhead: take longer parts of fewer texts.
             alike = alike[: max(1, pace.size // MIN_PART_TOKENS)]
             part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, pace.size // len(alike)))
             fresh = [text for text in alike if text.belief is None]

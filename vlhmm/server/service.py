@@ -78,7 +78,7 @@ class Service:
 
     @asynccontextmanager
     async def constrained(self) -> AsyncIterator[None]:
-        """Not more than so many requests hold the table of a constraint."""
+        """A semaphore: limits the number of requests that hold the look-ahead table of a constraint."""
         async with self._constrained:
             yield
 
@@ -125,7 +125,7 @@ class Service:
             return await self.engine.ask(lambda: self._controlled.along(ahead, tokens, self.engine.opening))
 
     async def _compiled(self, compute: Callable[[], Found]) -> Found:
-        """What is computed in the thread of the constraints, within its time limit, and while someone waits for it."""
+        """Runs in the thread of the constraints, within its time limit; cancelled when the request is."""
         given_up = threading.Event()
 
         def clock() -> float:

@@ -15,11 +15,11 @@ TURN_SECONDS = 0.02
 
 
 class GivenUpError(BaseException):
-    """Nobody waits for the answer any more."""
+    """The computation was cancelled: its requests no longer wait for the answer."""
 
 
 class Sliced:
-    """A computation in a thread of its own, which runs only while `run` waits for it: no two threads use the model at a time.
+    """A coroutine: a computation in a thread of its own that runs only while `run` blocks on it, so one thread at a time uses the model.
 
     Args:
         compute: The computation; it stops where it calls `vlhmm.pauses.pause`.
@@ -82,7 +82,7 @@ class Sliced:
 
 
 class Pace:
-    """So much work at a time that it takes about as long as it should, from what the last parts took.
+    """Adapts the batch size to a time budget: halved after a slow batch, doubled after fast full ones.
 
     Args:
         first: Of the first part.

@@ -27,7 +27,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 class Writer:
-    """Spells tokens after a prompt; half characters wait for their other half.
+    """An incremental detokenizer: spells tokens after a prompt, and buffers incomplete characters.
 
     Args:
         tokenizer: The tokenizer.
@@ -50,7 +50,7 @@ class Writer:
         return text
 
     def rest(self) -> str:
-        """What has waited for another half that never came."""
+        """Flushes the buffer: the incomplete character at the end."""
         text = self._new_text()
         self._cut()
         return text
@@ -73,7 +73,7 @@ class Writer:
 
 
 class Stops:
-    """Finds the first stop string in a text that comes in pieces; what may be the beginning of one is held back.
+    """Finds the first stop string in a text that comes in pieces; a possible prefix of one is buffered.
 
     Args:
         stops: The stop strings.
@@ -99,7 +99,7 @@ class Stops:
         return text[: len(text) - held]
 
     def rest(self) -> str:
-        """What was held back, once no more comes."""
+        """Flushes the buffer at the end of the text."""
         held, self._held = self._held, ""
         return held
 

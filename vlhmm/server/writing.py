@@ -117,14 +117,14 @@ class Scribe:
             some, some_noise = log_probs[rows], noise[rows].log()
             best = (choice.log_weights(some) - some_noise).topk(min(2, some.shape[1]), dim=1)
             tokens[rows] = best.indices[:, 0]
-            # Of a single token there is no second. What is impossible is never close.
+            # With a single token there is no second one. Impossible tokens (-inf) are never close.
             gap = best.values[:, 0] - best.values[:, -1]
             close[rows] = (gap < CLOSE * max(1.0, 1 / choice.temperature)) & (best.indices[:, 0] != best.indices[:, -1])
             close[rows] |= _at_the_edge(choice, some, best.indices[:, 0], some_noise)
         return tokens, close
 
     def _read_alone(self, writing: Writing, number: int) -> Belief | None:
-        """The belief after a continuation, from its first token on and without other texts beside it."""
+        """The belief after a continuation, recomputed from its first token and outside of the batch."""
         ids = [*writing.prompt, *writing.rows[number].ids]
         if not ids:
             return self._opening
@@ -146,7 +146,7 @@ class Scribe:
         tokens: list[int] = drawn.tolist()
         states = following.next_states([writing.constraint_states[number] for number in going], tokens)
         if writing.left > 1:
-            # Texts that have just ended are left out, as they are when one is drawn by itself.
+            # Finished texts are removed from the batch, as in generation of a single text.
             on = [place for place, token in enumerate(tokens) if token != self._eos_id]
             if on:
                 ahead = following.log_ahead_after(log_ahead[on], drawn[on])
@@ -221,7 +221,7 @@ def _last(row: Choices, writing: Writing, ends: bool) -> str:
 def _at_the_edge(
     choice: Choice, log_probs: Float[Tensor, "R X"], chosen: Int[Tensor, " R"], log_noise: Float[Tensor, "R X"]
 ) -> Bool[Tensor, " R"]:
-    """Whether `top_k` or `top_p` leaves out a token, or keeps one, by as good as nothing."""
+    """Whether `top_k` or `top_p` includes or excludes a token by a margin within rounding error."""
     edge = torch.zeros_like(chosen, dtype=torch.bool)
     if choice.top_k is not None and choice.top_k < log_probs.shape[1]:
         last, next_one = log_probs.topk(choice.top_k + 1, dim=1).values[:, -2:].unbind(1)

@@ -26,7 +26,7 @@ class Best:
             self.perplexity, self.weights, self.is_saved = perplexity, _copied(weights), False
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
-        """Those of a run that was stopped before it scored any; the first that are scored replace them."""
+        """Stores the weights of a run that was stopped before its first check; the first scored weights replace them."""
         self.weights, self.is_saved = _copied(weights), False
 
     def state(self) -> dict[str, Tensor]:

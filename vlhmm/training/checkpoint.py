@@ -114,7 +114,7 @@ def save_model(
     save_tokenizer(folder / TOKENIZER, tokenizer)
     save_transformers_files(folder, tokenizer)
     atomic_write(folder / CONFIG, config.encode())
-    # The weights last: they record what the other two are.
+    # The weights are written last: they record the hashes of the other two files.
     write_tensors(folder / MODEL, state or model.state_dict(), hashes_beside(folder, tokenizer))
 
 
@@ -161,7 +161,7 @@ def check_beside(folder: Path, config: str, metadata: Mapping[str, str], *, veri
         )
     file = folder / TOKENIZER
     recorded = metadata.get("tokenizer_file")
-    # Before it is parsed: the parser of a damaged vocabulary has more ways to fail than one.
+    # The hash is compared before parsing: the parser fails on a damaged vocabulary in several ways.
     if verify and recorded is not None and recorded != sha256_of_file(file):
         raise FolderError(
             f"{file} is damaged or of another model: it does not have the SHA-256 that {folder / MODEL} records; restore it"
@@ -223,7 +223,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify
             )
         _check_sizes(folder / MODEL, settings, shape, header)
         require_memory(
-            # Once as read, once in the model.
+            # Memory for two copies: the tensors as read, and those of the model.
             2 * header.num_bytes,
             f"the model in {folder}",
             "free some, or load it on a machine with more memory",
@@ -237,8 +237,8 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu", *, verify
         raise
     except ValueError as error:
         raise FolderError(str(error)) from None
-    # What follows from the support is laid out again when the state is loaded. Copies, because what was read is mapped from the
-    # file; assigned, because to make an empty tensor like one on "meta" torch imports sympy. Weights stored in bf16 are computed
+    # Buffers derived from the support are rebuilt when the state is loaded. Tensors are cloned, because those read are memory-mapped from
+    # the file; `assign=True`, because `empty_like` of a tensor on "meta" makes torch import sympy. Weights stored in bf16 are computed
     # with in the model's own type.
     dtypes = {name: needed.dtype for name, needed in model.state_dict().items()}
     model.load_state_dict({name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()}, assign=True)

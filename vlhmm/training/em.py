@@ -155,7 +155,7 @@ class BaumWelchTask:
 
     def batches(self) -> Iterator[Tensor]:
         while not self.finished():
-            # Full-batch Baum-Welch sees the same windows in every pass: only then can its likelihood never fall.
+            # Full-batch Baum-Welch uses the same windows in every pass: only then does the likelihood increase monotonically.
             iteration = self.step // self.num_batches + 1
             yield from _epoch(self.corpus, self.settings, iteration if self.settings.batches_per_step else 0).windows()
 
@@ -202,7 +202,7 @@ class BaumWelchTask:
         return self.step % self.num_batches == 0
 
     def stoppable(self) -> bool:
-        """A pass may take hours: what is counted of it is given up."""
+        """A pass may take hours, so it may be interrupted; its counts so far are discarded."""
         return True
 
     def evaluating(self) -> Generator[Progress, None, float]:

@@ -46,7 +46,7 @@ def estimate_seconds(model: Model, corpus: Corpus, settings: TrainSettings) -> f
         >>> estimate_seconds(model, corpus, vlhmm.TrainSettings(epochs=2, batch_size=4, window=8)) > 0
         True
     """
-    # The same steps as those of the training; the clock is all that is read.
+    # The same steps as in training; only their time is used.
     task = GradientTask(copy.deepcopy(model), corpus, settings)
     seconds = []
     for tokens in islice(task.batches(), TIMED_STEPS):
@@ -59,7 +59,7 @@ def estimate_seconds(model: Model, corpus: Corpus, settings: TrainSettings) -> f
         scorer = HMMScorer(model.tables().detach()).quick()
     of_tables = time.perf_counter() - begun
     size = (VALID_STREAMS, TIMED_WINDOW)
-    # A short text is read again and again.
+    # A short text is repeated to fill the window.
     ids = torch.from_numpy(np.resize(corpus.valid.ids[: VALID_STREAMS * TIMED_WINDOW], size).astype(np.int64))
     begun = time.perf_counter()
     scorer.score_window(ids, torch.full(size[:1], TIMED_WINDOW), None)

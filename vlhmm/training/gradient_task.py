@@ -63,7 +63,7 @@ class GradientTask:
                 f"the corpus has {corpus.tokenizer.vocab_size} words, but the model has {model.support.num_words}: build the model on this corpus"
             )
         self.model, self.corpus, self.settings, self.given, self.out = model, corpus, settings, joint, out
-        # Those of one process are steps like any others.
+        # With one process local steps are ordinary steps.
         self.here, self.local_steps = here, local_steps if here.size > 1 else 1
         self.device = model.group_of_word.device
         if joint is not None and settings.subword_dropout:
@@ -86,7 +86,7 @@ class GradientTask:
             "corpus": {"name": corpus.name, "hash": corpus.hash, "note": corpus.note},
             "train": asdict(settings),
             **(before or {}),
-            # Whatever the number of ranks: others may go on with the run.
+            # Independent of the number of ranks: the run may be resumed with another number.
             **({"local_steps": local_steps} if local_steps > 1 else {}),
         }
         if joint is not None:
@@ -136,7 +136,7 @@ class GradientTask:
                 yield tokens[rows.start : rows.stop]
 
     def make_step(self, tokens: Tensor) -> None:
-        """One step up the gradient of log p(window | what came before it), or of log p(window, its states)."""
+        """One step of gradient ascent on log p(window | preceding tokens), or on log p(window, its states)."""
         epoch, within_epoch = divmod(self.step, self.steps_per_epoch)
         if within_epoch == 0:
             self.stepper.set_dropout(self.settings.dropout_in(epoch))
@@ -149,16 +149,16 @@ class GradientTask:
             self.stepper.average_ranks()
 
     def finished(self) -> bool:
-        """All steps are made, or the rate is so low that more of them change nothing."""
+        """All steps are done, or the learning rate is so low that further steps have no effect."""
         rate = self.settings.learning_rate * self.plateau.factor
         return self.step >= self.num_steps or rate < self.settings.min_rate
 
     def resumable(self) -> bool:
-        """All ranks have the same weights."""
+        """All ranks have the same weights (no local steps since the last average)."""
         return self.step % self.local_steps == 0 or self.check_due() or self.step == self.num_steps
 
     def stoppable(self) -> bool:
-        """Between two averages no rank has the weights of the training."""
+        """Between two averages of local steps the ranks' weights differ, and no rank has those of the run."""
         return self.resumable()
 
     def loss(self) -> float:
@@ -172,9 +172,9 @@ class GradientTask:
         if loss == math.inf:
             rows = torch.arange(self.stepper.rows.start, self.stepper.rows.stop, device=self.device)
             raise_impossible(self.stepper.token_log_probs, 0, rows, f"train, step {self.step}")
-            # It is another rank's token.
+            # The impossible token is in another rank's rows, which raises the error.
             barrier(self.here, f"step {self.step}")
-        # Wide random embeddings may begin worse than that.
+        # The initial loss of wide random embeddings may be above the divergence threshold.
         if self.first_loss is None:
             self.first_loss = loss
         limit = divergence_threshold(self.model.support.num_words)
@@ -295,13 +295,13 @@ class GradientTask:
                 f"the run was started with local_steps = {local}, not {self.local_steps}: resume it with the same"
             )
         if local > 1:
-            # One process makes plain steps, and hands on what the run was begun with.
+            # One process has no local steps, and keeps the setting that the run was started with.
             self.about["local_steps"] = local
         else:
             self.about.pop("local_steps", None)
         given = about.get("joint")
         if self.given is None and given is not None and step >= given["steps"]:
-            # All that is left is p(x), which asks for no states.
+            # Only steps on p(x) are left, which need no given states.
             self.about["joint"] = given
         if given != self.about.get("joint"):
             raise ValueError(

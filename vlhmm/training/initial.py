@@ -135,7 +135,7 @@ def initial_model(
     return model
 
 
-# By other names: `initial_model` has arguments of these.
+# Imported under other names: arguments of `initial_model` have these.
 _split_blocks, _split_states = split_blocks, split_states
 
 

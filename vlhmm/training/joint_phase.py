@@ -1,4 +1,4 @@
-"""States given from outside: what the first part of training climbs p(x, z) with."""
+"""Given states z (labels) for the first phase of training, which maximises log p(x, z)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Labels(Protocol):
     """Gives every token its state."""
 
     def __call__(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """A state for each token, one that can emit it; without waiting for a GPU."""
+        """A state for each token, one that can emit it; without host-device synchronisation."""
         ...
 
     def require_sound(self) -> None:
-        """Raises if any of the states given so far are worthless."""
+        """Raises if any of the labels given so far are invalid."""
         ...
 
 
 @dataclass(frozen=True)
 class JointPhase:
-    """The first part of training climbs log p(x, z), the states z given, before log p(x) takes over."""
+    """The first phase of training: gradient ascent on log p(x, z) with given states z, before log p(x)."""
 
     label: Labels
     tokens: int

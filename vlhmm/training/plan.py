@@ -46,7 +46,7 @@ class Plan:
     """A trained model to start from, whose blocks and model settings then are the recipe's; None: random weights."""
 
     def save(self, folder: Path) -> None:
-        # A path must be found again from another working directory.
+        # Absolute paths: the run may be resumed from another working directory.
         source = str(Path(self.source).absolute()) if Path(self.source).exists() else self.source
         values = {
             "corpus": source,

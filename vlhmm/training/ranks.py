@@ -1,4 +1,4 @@
-"""What the ranks that train one model ask of each other, apart from the sums of a step."""
+"""Collectives of data-parallel training other than the all-reduce of a step: checks of equality, initial weights, validation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def begin_together(model: Model, batch_size: int, about: Mapping[str, Any], here: World) -> None:
-    """Leaves all ranks with the first one's weights; refuses ranks of other code, settings, text or shapes, and more ranks than
+    """Broadcasts the first rank's weights. Refuses ranks with other code, settings, text or shapes, and more ranks than
     rows of a batch."""
     if here.size == 1:
         return
@@ -64,7 +64,7 @@ def begin_together(model: Model, batch_size: int, about: Mapping[str, Any], here
 
 
 def require_same_weights(model: Model, here: World, step: int) -> None:
-    """Raises if copies of the weights differ in any bit: a device computes wrongly, or not as the others do."""
+    """Raises if the replicas of the weights are not bit-identical: a device computes wrongly, or in another way than the others."""
     if here.size == 1:
         return
     sums = {name: _sum_of_bits(parameter.detach()) for name, parameter in model.named_parameters()}
@@ -79,7 +79,7 @@ def require_same_weights(model: Model, here: World, step: int) -> None:
 
 
 def _sum_of_bits(values: Tensor) -> int:
-    """Changes with any one of them."""
+    """A checksum: any single changed bit changes it."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return int(values.contiguous().view(kinds[values.element_size()]).sum(dtype=torch.int64))
 

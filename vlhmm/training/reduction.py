@@ -1,4 +1,4 @@
-"""Sums of gradients over ranks: all of them lie side by side in memory, so that few messages carry them."""
+"""All-reduce of gradients over ranks: gradients are packed into flat buffers (buckets), so that there are few messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALIGNMENT = 64
 class FlatGradients:
     """The gradients of some parameters and the loss, as views of one buffer for each dtype, summed over all ranks.
 
-    A step copies its gradients here, which a CUDA graph may do. `reduce` stands between graphs.
+    A step copies its gradients into the buffers, which a CUDA graph can capture. `reduce` runs between two graphs.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], here: World) -> None:
@@ -50,7 +50,7 @@ class FlatGradients:
         return list(self.gradients)
 
     def average(self, tensors: Sequence[Tensor], what: str) -> None:
-        """Leaves other tensors of the parameters' shapes with their mean over all ranks, by way of the same memory."""
+        """Replaces other tensors of the parameters' shapes by their mean over all ranks, through the same buffers."""
         torch._foreach_copy_(self.gradients, list(tensors))
         self.reduce(what)
         torch._foreach_div_(self.gradients, self._here.size)

@@ -50,7 +50,7 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         if self._depth:
-            # Held already: a nested `with`.
+            # The lock is held already: a nested `with`.
             self._depth += 1
             return self
         if self.here.is_first:
@@ -75,7 +75,7 @@ class RunFolder:
             raise FolderError(f"{self.path} already holds a model: choose another folder")
         remove_partials(self.path)
         if not self.resume:
-            # Of a run that was killed before it saved anything.
+            # Left by a run that was killed before its first checkpoint.
             (self.path / LOG).unlink(missing_ok=True)
 
     def __exit__(
@@ -90,7 +90,7 @@ class RunFolder:
         return broadcast_object((self.path / name).exists(), self.here, f"reading {self.path}")
 
     def write(self, work: Callable[[], object]) -> None:
-        """The first rank's work; the others wait for it, however long it takes."""
+        """Runs on the first rank; the others wait at a barrier without a time limit."""
         first_does(work, self.here, f"writing to {self.path}")
 
     def does(self, work: Callable[[], Made]) -> Made:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts back `<parameter>.<name>` of its state; the rates stay, in the tensors that a graph may read."""
+    """Restores `<parameter>.<name>` of the optimizer's state. Learning rates keep their tensors, which a CUDA graph may have captured."""
     state = optimizer.state_dict()
     for name, value in tensors.items():
         index, key = name.split(".")
@@ -21,5 +21,5 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 
 def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Of these alone the values are asked for."""
+    """The tensors under a prefix, without it; only these are read."""
     return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""The optimizer's state over ranks: each has that of a part of every large parameter, updates this part, and gives it to the others.
+"""Sharding of the optimizer's state over ranks (as ZeRO stage 1): each rank updates its part of every large parameter, then broadcasts it.
 
 Weights and gradients are whole on every rank; the state, two numbers a weight, is not.
 """
@@ -20,7 +20,7 @@ LARGE = 1 << 20
 
 
 class OwnParts:
-    """What this rank updates: its part of every large parameter, and all others as wholes."""
+    """The parameters that this rank updates: its shard of every large one, and all small ones whole."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], here: World, group: dist.ProcessGroup | None) -> None:
         self._here, self._group = here, group
@@ -40,14 +40,14 @@ class OwnParts:
         return [self._part_of[parameter] for parameter in parameters]
 
     def take_gradients(self) -> None:
-        """Those of the parts, from those of the wholes."""
+        """Sets the gradients of the parts: views of the gradients of the whole parameters."""
         for parameter, part in self._part_of.items():
             if part is not parameter and parameter.grad is not None:
                 own = self._range(parameter.numel(), self._here.rank)
                 part.grad = parameter.grad.view(-1)[own.start : own.stop]
 
     def share(self, what: str) -> None:
-        """Gives all ranks the parts that each has updated."""
+        """Each rank broadcasts the parts that it has updated."""
         for parameter, part in self._part_of.items():
             if part is parameter:
                 continue
@@ -91,7 +91,7 @@ def require_fitting(parameters: Sequence[Tensor], here: World, averaged: bool, s
     device = parameters[0].device
     needed, available = bytes_of_training(parameters, here.size, averaged, sharded), available_bytes(device)
     if device.type == "cpu":
-        # The others on this machine take as much. None takes any before all have looked.
+        # Ranks of one machine share its memory. The barrier makes sure that none allocates before all have read what is available.
         available //= here.local_size
     barrier(here, "the check of memory")
     if needed <= available:

@@ -1,7 +1,7 @@
 """The one training loop, `fit`: a generator of events. What is trained, and how, is a `Task`.
 
-Several ranks run it side by side. What depends on time, on signals and on files is decided by all of them together, in the
-message that ends each step.
+Several ranks run it in parallel. Decisions that depend on time, signals or files are made collectively, in one collective
+at the end of each step.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Task(Protocol[OwnEvent_co]):
         ...
 
     def loss(self) -> float:
-        """Of the last step, in nats per token; waits for a GPU. Raises `DivergedError`."""
+        """The loss of the last step in nats per token; synchronises with a GPU. Raises `DivergedError`."""
         ...
 
     def check_due(self) -> bool:
@@ -156,7 +156,7 @@ class Task(Protocol[OwnEvent_co]):
         ...
 
     def resumable(self) -> bool:
-        """Training can go on from the present state; if not, only from an earlier one."""
+        """Training can be resumed from the current state; if not, only from an earlier one."""
         ...
 
     def stoppable(self) -> bool:
@@ -167,7 +167,7 @@ class Task(Protocol[OwnEvent_co]):
     def evaluating(self) -> Generator[Progress, None, float]:
         """Validation perplexity, if the weights are sound (else raises `DivergedError`); the best are kept, the schedule moves on.
 
-        Nothing has changed while it still yields: an interrupted check is made anew."""
+        The state is unchanged while it yields: an interrupted check is repeated."""
         ...
 
     def step_record(self, losses: Sequence[float]) -> dict[str, Any] | None:
@@ -185,7 +185,7 @@ class Task(Protocol[OwnEvent_co]):
         ...
 
     def restore(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
-        """Goes on exactly from what `state` gave."""
+        """Restores what `state` returned, so that training continues exactly from there."""
         ...
 
     def save_best(self) -> None:
@@ -219,7 +219,7 @@ def fit(
     if resume and task.out is None:
         raise ValueError("resume needs the folder to resume from: give out=")
     begun = time.monotonic()
-    # As if the runs before this one had been part of it.
+    # The clock continues from the time of the runs before `resume`.
     training_begun = begun
     reason: Reason = "finished"
     with ExitStack() as stack:
@@ -276,7 +276,7 @@ def fit(
             out_of_time = max_seconds is not None and time.monotonic() - begun >= max_seconds
             of_first = [here.is_first and out_of_time, here.is_first and saves.due(check_due)]
             interrupted, out_of_time, due = any_rank([stop_asked.is_set(), *of_first], here, f"step {task.step}")
-            # The time limit waits for a state to resume from; a signal only where that is near.
+            # The time limit waits for a resumable state; a signal does so only if one is near.
             stopping = (interrupted and task.stoppable()) or (out_of_time and task.resumable())
             if task.resumable() and (stopping or due):
                 saves.save(task, folder, unchecked=unchecked)
@@ -311,8 +311,8 @@ def _checked(
 
 
 def save_run(task: Task[Any], folder: RunFolder, seconds: float = 0.0, *, unchecked: bool = False) -> None:
-    """Everything to go on from, and how many seconds training has taken so far; whether the check of the last step is still due."""
-    # First: the best weights were sound when they were checked, whatever has become of the present ones.
+    """Writes a checkpoint: the state, the seconds of training so far, and whether the check of the last step is still due."""
+    # The best weights first: they were finite at their check, even if the current ones have diverged.
     task.save_best()
     tensors, values = task.state()
     folder.save_state(tensors, {**values, "seconds": seconds, **({"unchecked": True} if unchecked else {})})
@@ -353,7 +353,7 @@ def diverged(symptom: str, step: int, num_steps: int, kept_in: Path | None = Non
 
 
 def divergence_threshold(num_words: int) -> float:
-    """Nats per token far worse than knowing nothing: more steps would only make numbers overflow."""
+    """The divergence threshold, in nats per token: far above the loss of a uniform model, where more steps only lead to overflow."""
     return 3 * math.log(num_words) + 10
 
 
@@ -364,7 +364,7 @@ def check_divergence(loss: float, limit: float, step: int, num_steps: int, kept_
 
 
 def loss_interval(device: torch.device) -> int:
-    """Steps between two readings of the loss: each of them waits for a GPU to finish its work."""
+    """Steps between two readings of the loss: each reading synchronises host and GPU."""
     return LOG_STEPS if device.type == "cuda" else 1
 
 

@@ -1,7 +1,7 @@
-"""Sequences of training in which a number is too small for its type: counted on the device, looked at where the loss is read.
+"""Sequences with underflow in training: counted on the device, read on the host together with the loss.
 
-An eager step does them again in a wider range. A graph cannot: there such a sequence has no gradient, or one that lacks what was
-lost. So a training in which there are many goes on with eager steps.
+An eager step recomputes them in a wider range. A CUDA graph cannot: there such a sequence has gradient 0, or one that lacks the
+underflowed terms. So training falls back to eager steps if there are many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SHARE = 0.01
 
 
 class UnderflowWatch:
-    """How many sequences have underflowed, by a counter in memory of fixed place, so that a graph counts too."""
+    """The number of sequences with underflow, in a counter at a fixed address, so that a captured graph can add to it."""
 
     def __init__(self, device: torch.device) -> None:
         self._count = torch.zeros((), dtype=torch.int64, device=device)
@@ -34,7 +34,7 @@ class UnderflowWatch:
         self._count += underflow.sum()
 
     def read(self, sequences: int, here: World = ALONE) -> None:
-        """Waits for the device, and for all ranks. `sequences`: of all steps and ranks so far."""
+        """Synchronises with the device and all ranks. `sequences`: of all steps and ranks so far."""
         total, new = int(sum_in_order(self._count, here, "the count of underflows")), sequences - self._sequences
         if new:
             self.eagerly = total - self.total > MAX_SHARE * new
@@ -46,8 +46,8 @@ class UnderflowWatch:
 
 
 def revived(log_probs: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
-    """Beliefs to go on from in a graph: where a step's sum was lost nothing is possible any more, and the next window would be
-    lost too, so there nothing is known of the state."""
+    """Beliefs to continue from in a graph. After underflow of a step's sum a belief is -inf everywhere, and so would be that of the next
+    window: it is replaced by a uniform belief."""
     dead = log_probs.amax(1, keepdim=True) == -torch.inf
     return torch.where(dead, -math.log(log_probs.shape[1]), log_probs)
 

@@ -34,7 +34,7 @@ def adam_by_kernels(
 def _moved(optimizer: torch.optim.AdamW, parameter: Tensor, average: Tensor | None) -> Moved:
     state = optimizer.state[parameter]
     if not state:
-        # As the optimizer's first step would.
+        # Initialise the optimizer's state as its first step would.
         state["step"] = torch.zeros((), device=parameter.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
     assert parameter.grad is not None, "every parameter has a gradient, though it be zeros"
@@ -49,7 +49,7 @@ def move_averages(pairs: list[tuple[Tensor, Tensor]], weight: Float[Tensor, ""])
             average.lerp_(parameter, weight)
     small = [pair for pair in pairs if pair[0].numel() < SMALL]
     if small:
-        # All of them in three launches.
+        # Multi-tensor (foreach) operations: three launches for all parameters.
         averages: list[Tensor] = [average for average, _ in small]
         current: list[Tensor] = [parameter for _, parameter in small]
         moves = torch._foreach_sub(current, averages)

@@ -79,7 +79,7 @@ def load_decoder(
     verify = verify_wanted(verify)
     text = read_text(folder / CONFIG)
     values = parse_json(text, str(folder / CONFIG))
-    # Before the weights are read: of a later version they may be laid out in another way.
+    # Checked before the weights are read: a later version may store them in another layout.
     check_version(folder / CONFIG, values)
     header = read_tensor_header(folder / MODEL)
     check_version(folder / CONFIG, values, header)
@@ -91,7 +91,7 @@ def load_decoder(
             f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, but the decoder has {empty.num_words}: it is of another one"
         )
     tensors, _ = read_tensors(folder / MODEL, verify=verify)
-    # Made again with memory: to give it to the empty one would part the output layer from the embedding.
+    # Built again with memory: `to_empty` on the meta model would untie the output layer from the embedding.
     decoder = Decoder(empty.settings, empty.num_words, empty.begin_id, name=empty.name)
     load_weights(decoder, tensors)
     return decoder.to(device).requires_grad_(False).eval(), tokenizer
@@ -121,7 +121,7 @@ def _empty_decoder(folder: Path, values: dict[str, Any], found: TensorHeader) ->
 
 
 def weights_of(decoder: Decoder) -> dict[str, Tensor]:
-    """Each parameter once, though the output layer may be the embedding."""
+    """Each parameter once, also with tied output layer and embedding."""
     return {name: value.detach() for name, value in decoder.named_parameters()}
 
 

@@ -84,7 +84,7 @@ class Decoder(nn.Module):
             if parameter.ndim == 1:
                 parameter.fill_(1.0)
                 continue
-            # What is added to the residual stream counts less the more layers add to it.
+            # Initial weights of residual branches are scaled down with the number of layers.
             added = name.endswith(("o_proj.weight", "down_proj.weight"))
             parameter.normal_(0, 0.02 / math.sqrt(2 * self.settings.layers) if added else 0.02, generator=generator)
 
@@ -123,11 +123,11 @@ class Decoder(nn.Module):
             return F.cross_entropy(self(tokens).flatten(0, 1).float(), tokens.flatten())
         with self._products():
             hidden = self.model(self._begun(tokens)[:, :-1])
-        # No tensor of all logits is made: on a GPU it would take more time than all layers.
+        # A fused cross-entropy without the tensor of all logits, which on a GPU would take more time than all layers.
         features: Tensor = hidden.flatten(0, 1)
         words: Tensor = self.lm_head.weight
         if words.is_cuda:
-            # As the kernel reads them, so that a token's probability is normalised by sums of its own kind.
+            # Rounded as in the kernel, so that a token's logit and its normaliser have the same rounding.
             features, words = features.bfloat16().float(), words.bfloat16().float()
         logit = (features * words.index_select(0, tokens.flatten())).sum(dim=1)
         return (row_logsumexp(features, words) - logit).mean()
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
         return torch.cat([torch.full_like(tokens[:, :1], self.begin_id), tokens], dim=1)
 
     def _products(self) -> torch.autocast:
-        # A cache of cast weights would make a captured graph read those of its first step at every replay.
+        # No cache of cast weights: a captured graph would read the stale weights of its first step at every replay.
         on_gpu = self.device.type == "cuda"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=False)
 

@@ -140,11 +140,11 @@ class DecoderTask:
         num_words, eos = corpus.tokenizer.vocab_size, corpus.tokenizer.eos_id
         self.decoder = Decoder(settings, num_words, eos or 0, generator).to(device)
         on_gpu = device.type == "cuda"
-        # A captured update reads its rate from memory.
+        # The learning rate is a tensor: a captured update reads it from memory.
         self._rate = torch.tensor(training.learning_rate, device=device) if on_gpu else None
         parameters = list(self.decoder.parameters())
         self.optimizer = torch.optim.AdamW(
-            # Norms are not drawn towards 0.
+            # No weight decay for norm layers.
             [
                 {"params": [weight for weight in parameters if weight.ndim > 1], "weight_decay": training.weight_decay},
                 {"params": [weight for weight in parameters if weight.ndim == 1], "weight_decay": 0.0},
@@ -190,7 +190,7 @@ class DecoderTask:
         self.step += 1
 
     def _step(self) -> None:
-        """All of a step in buffers of fixed place, so that on a GPU it is one CUDA graph."""
+        """A step on static buffers (fixed addresses), so that on a GPU it is one CUDA graph."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.decoder.loss(self._tokens)
         loss.backward()

@@ -161,7 +161,7 @@ def cluster_states(
         members = vectors
         if num_blocks > 1:
             members = vectors.index_select(0, (block_of_word[words] == block).nonzero()[:, 0])
-        # Words of a block that the sample has never met leave it without centroids.
+        # A block whose words do not occur in the sample has no centroids.
         num_clusters = states - (single_word is not None)
         if num_blocks > 1:
             num_clusters = min(num_clusters, members.shape[0])
@@ -230,10 +230,10 @@ class StateLabeller:
         self._broken = torch.zeros((), dtype=torch.bool, device=teacher.device)
         self._graphed = Graphed[Tensor](
             teacher.device,
-            # Another model may synchronise with the device, which a graph cannot capture.
+            # Other models may synchronise host and device, which a CUDA graph cannot capture.
             enabled=isinstance(teacher, Decoder),
             eager_calls=2,
-            # Distances in float32, whatever another thread trains in: a state must not depend on what runs beside it.
+            # Distances in float32, whatever precision another thread has set: labels must not depend on concurrent work.
             launching=partial(float32_products, "highest", teacher.device),
         )
         self._tokens = torch.zeros(0, 0, dtype=torch.int64)
@@ -249,7 +249,7 @@ class StateLabeller:
     @torch.no_grad()
     def _nearest(self, tokens: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         found = contextual_vectors(self.teacher, tokens, self.vectors).flatten(0, 1)
-        # Looked at later, so that a GPU is not waited for at every batch.
+        # Accumulated on the device and read later, so that there is no host-device synchronisation in every batch.
         self._broken |= ~found.isfinite().all()
         return nearest_states(self.clusters, self.support, found, tokens.flatten()).view_as(tokens)
 

@@ -126,22 +126,22 @@ class _Run:
         self.chunk = max(1, CHUNK_BYTES // (4 * max(num_clusters, vectors.shape[1])))
         if device.type == "cpu":
             self.chunk = min(self.chunk, CPU_CHUNK)
-        # Distances are differences of large numbers unless the common part is taken off first.
+        # Vectors are centred: without that distances are differences of large numbers (cancellation).
         total = torch.zeros(vectors.shape[1], dtype=torch.float64, device=device)
         largest = 0.0
         for part in vectors.split(self.chunk):
             total += part.to(device).double().sum(dim=0)
             largest = max(largest, float(part.abs().max()))
         self.mean = self._of_first((total / vectors.shape[0]).float())
-        # Sums of multiples of a power of two are exact where they need no more than 53 bits: then their order, and the number of
-        # ranks, changes nothing.
+        # Values are rounded to multiples of a power of two, so that float64 sums (53 bits) are exact. They then do not depend on the
+        # order of addition or the number of ranks.
         self.grain = 2.0 ** (math.ceil(math.log2(max(2 * largest * vectors.shape[0], 1e-30))) - 52)
         self.centroids = torch.zeros(num_clusters, vectors.shape[1], device=device)
         self.weights = torch.zeros(num_clusters, dtype=torch.float64, device=device)
         """Vectors that each centre is the mean of."""
 
     def _of_first(self, values: Tensor) -> Tensor:
-        """The first rank's, wherever another device rounds otherwise."""
+        """Broadcasts the first rank's values, since devices may round differently."""
         return broadcast_tensors({"values": values}, self.here, "clustering vectors")["values"].to(self.device)
 
     def _centred(self, numbers: Int[Tensor, " n"]) -> Float[Tensor, "n D"]:
@@ -158,8 +158,8 @@ class _Run:
             self.centroids = self._centred(order[: self.num_clusters])
             return
         sample = self._centred(order[: INIT_VECTORS * self.num_clusters])
-        # Of several candidates the one that leaves the least distance. All numbers are drawn at once, so that a GPU is not
-        # waited for between two centres.
+        # Greedy k-means++: of several candidates the one with the smallest total distance. All random numbers are drawn at once, so
+        # that there is no host-device synchronisation between two centres.
         tries = 2 + int(math.log(self.num_clusters))
         draws = torch.rand(self.num_clusters, tries, dtype=torch.float64, generator=generator).to(self.device)
         self.centroids[0] = sample[0]
@@ -218,7 +218,7 @@ class _Run:
     def _move_to_far(
         self, empty: Int[Tensor, " E"], distance: Float[Tensor, " n"], numbers: Int[Tensor, " n"] | None
     ) -> None:
-        """Centres that nothing is near to go where vectors are farthest from theirs."""
+        """Empty clusters: their centres move to the vectors with the largest distance to their own centre."""
         if not empty.shape[0]:
             return
         far = distance.topk(min(empty.shape[0], distance.shape[0])).indices
@@ -226,7 +226,7 @@ class _Run:
         self.centroids[empty[: chosen.shape[0]]] = self._centred(chosen)
 
     def finished(self) -> Clusters:
-        """Every vector goes to its nearest centre once more; centres left without any are moved and tried again."""
+        """The final assignment of every vector to its nearest centre; centres of empty clusters are moved, and it is repeated."""
         for attempt in range(RESCUES + 1):
             counts = torch.zeros(self.num_clusters, dtype=torch.int64, device=self.device)
             distances = []
@@ -247,7 +247,7 @@ def nearest_centroids(
     vectors: Float[Tensor, "n D"], centroids: Float[Tensor, "K D"]
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """The number of the nearest centroid and the squared distance to it, for as many vectors as fit at once."""
-    # |v - c|^2 without the |v|^2 that all centroids share.
+    # |v - c|^2 up to the term |v|^2, which is the same for all centroids.
     with float32_products("highest", vectors.device):
         relative = torch.addmm(centroids.square().sum(dim=1), vectors, centroids.T, alpha=-2)
     best = relative.min(dim=1)
@@ -260,7 +260,7 @@ def _sums(
     """The sum and the number of each cluster's vectors."""
     counts = torch.bincount(label, minlength=num_clusters).double()
     if vectors.is_cuda:
-        # Additions by index come in any order there; a product gives the same bits every time.
+        # On a GPU `index_add_` uses atomics in arbitrary order; a one-hot product is deterministic.
         member = torch.zeros(vectors.shape[0], num_clusters, device=vectors.device).scatter_(1, label[:, None], 1.0)
         with float32_products("highest", vectors.device):
             return (member.T @ vectors).double(), counts

@@ -88,7 +88,7 @@ class PretrainedTeacher:
             frame.append(torch.full_like(tokens[:, :1], self.end_id))
         ids = torch.cat(frame, dim=1)
         last = layer in (-1, self.num_layers)
-        # The body alone: logits over a whole vocabulary would be the largest tensor of all.
+        # The body without the output layer: logits over the vocabulary would be the largest tensor.
         read = self.model.base_model(
             input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=not last, return_dict=True
         )

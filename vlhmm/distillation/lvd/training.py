@@ -1,7 +1,7 @@
 """All of latent variable distillation, from a teacher and a text to a trained HMM.
 
 Three different portions of the training text: on the first the teacher's vectors are clustered; on the second log p(x, z) is
-climbed, z the nearest clusters; on the rest log p(x), with the same optimizer and one schedule over both.
+maximised, z the nearest clusters; on the rest log p(x), with the same optimizer and one schedule over both.
 """
 
 from __future__ import annotations

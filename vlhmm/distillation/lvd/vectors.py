@@ -187,12 +187,12 @@ def windows_of(
     for first in range(0, len(tokens) // window, at_once) if firsts is None else firsts:
         ends = min(first + at_once, len(tokens) // window) * window
         read = torch.from_numpy(tokens.ids[first * window : ends].astype(np.int64)).view(-1, window)
-        # From memory that can be swapped out the copy would wait for the batch before.
+        # Pinned memory: an asynchronous copy from pageable memory would synchronise with the previous batch.
         yield read.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else read
 
 
 def _components(teacher: VectorTeacher, tokens: Tokens, settings: VectorSettings, window: int) -> Projection:
-    """The principal components of the first vectors, from sums alone: nothing is kept."""
+    """The principal components of the first vectors, from running sums (streaming): no vectors are stored."""
     seen, total, products = 0, torch.zeros(()), torch.zeros(())
     for read in windows_of(tokens, window, teacher.device):
         found = _sound(teacher, contextual_vectors(teacher, read, settings)[:, 1:].flatten(0, 1)).double()
@@ -206,7 +206,7 @@ def _components(teacher: VectorTeacher, tokens: Tokens, settings: VectorSettings
             f"{seen:,} vectors do not have {settings.pca} principal components: give more text, or keep fewer"
         )
     mean = total / seen
-    # Eigenvalues rise, so the largest components stand last.
+    # `eigh` sorts eigenvalues in ascending order: the largest components are last.
     basis = torch.linalg.eigh(products / seen - mean[:, None] * mean).eigenvectors[:, -settings.pca :].flip(1)
     return Projection(mean.float(), basis.float().contiguous())
 

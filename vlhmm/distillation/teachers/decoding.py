@@ -1,7 +1,7 @@
 """Texts that a causal language model of transformers writes, many side by side, a token a step.
 
-`write_growing` takes any model: keys and values grow, and rows that have ended leave. `StaticCacheGenerator` keeps everything in buffers
-of fixed size and place, so that a step on a GPU is one CUDA graph. Both draw the same tokens from the same generator.
+`write_growing` takes any model: the key-value cache grows, and finished rows are removed from the batch. `StaticCacheGenerator` uses
+static buffers (fixed sizes and addresses), so that a step on a GPU is one CUDA graph. Both draw the same tokens from the same generator.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class StaticCacheGenerator:
     What is captured for the first batch serves all that follow.
     """
 
-    # No inference mode here: the first capture in it would spoil the default generator for every graph outside.
+    # `no_grad`, not inference mode: a first capture in inference mode makes the default generator unusable for graphs captured outside of it.
     @torch.no_grad()
     def __init__(self, model: Any, num: int, width: int, sampling_config: SamplingConfig) -> None:
         from transformers import StaticCache
@@ -126,7 +126,7 @@ class StaticCacheGenerator:
         self._cache = StaticCache(config=model.config, max_cache_len=slots)
         self._read = torch.zeros(num, 1, dtype=torch.int64, device=device)
         self._positions = torch.zeros_like(self._read)
-        # Added to the logits of attention: 0 where a key is read, else -inf.
+        # The additive attention mask: 0 where a key is read, else -inf.
         self._mask = torch.zeros(num, 1, 1, slots, dtype=model.dtype, device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         """Where the keys of the token read next go."""
@@ -135,9 +135,9 @@ class StaticCacheGenerator:
         self._lengths = torch.zeros(num, dtype=torch.int64, device=device)
         self._log_probs = torch.zeros(num, dtype=torch.float64, device=device)
         self._writing = torch.ones(num, dtype=torch.bool, device=device)
-        # A graph draws from the generator it was captured with.
+        # A CUDA graph is bound to the generator it was captured with.
         self._generator = torch.Generator(device)
-        # The first step loads kernels, the second is watched for waits.
+        # Two eager steps: the first loads kernels, the second is monitored for host-device synchronisation.
         self._graphed = Graphed[None](device, eager_calls=2, generator=self._generator)
 
     def fits(self, prompts: Prompts) -> bool:
@@ -170,7 +170,7 @@ class StaticCacheGenerator:
         self._log_probs.zero_()
         self._writing.fill_(True)
         self._count.zero_()
-        # `_record` moves them on by one.
+        # `_record` increments them.
         self._slot.fill_(width - 1)
         self._positions.copy_(prompts.positions[:, -1:])
         self._mask.fill_(-math.inf)
@@ -187,7 +187,7 @@ class StaticCacheGenerator:
         try:
             self._graphed(self._step)
         except CaptureError as error:
-            # The generator of a capture that failed draws no more.
+            # A generator is unusable after a failed capture.
             state = self._generator.get_state()
             self._generator = torch.Generator(self._model.device)
             self._generator.set_state(state)
@@ -221,9 +221,9 @@ class StaticCacheGenerator:
 
 
 def can_be_fixed(model: Any) -> bool:
-    """Whether the model itself promises to run in fixed buffers, with nothing but full attention.
+    """Whether the model declares that it runs with static buffers, and has full attention only.
 
-    A window or a recurrent state would need masks and buffers of its own.
+    Sliding-window attention or a recurrent state would need masks and buffers of their own.
     """
     from transformers import StaticCache
     from transformers.cache_utils import StaticLayer
@@ -231,7 +231,7 @@ def can_be_fixed(model: Any) -> bool:
     if not getattr(model, "_can_compile_fullgraph", False):
         return False
     layers = StaticCache(config=model.config, max_cache_len=1).layers
-    # Earlier versions are told by the host where keys go.
+    # Earlier versions of transformers take the cache position from the host.
     return all(type(layer) is StaticLayer and hasattr(layer, "cumulative_length") for layer in layers)
 
 
@@ -272,7 +272,7 @@ def arrivals_of(
     device: torch.device,
     rows: Int[Tensor, " R"] | None = None,
 ) -> Float[Tensor, "R X"]:
-    """Exponential times, drawn for all rows so that those of one do not depend on which others have ended."""
+    """Exponential random numbers (arrival times), drawn for all rows, so that those of a row do not depend on which others have ended."""
     arrivals = torch.empty(num, sampling_config.vocab_size, device=device).exponential_(generator=generator)
     return arrivals if rows is None or len(rows) == num else arrivals[rows]
 
@@ -283,8 +283,8 @@ def draw_tokens(
     """A token a row and its log-probability; `arrivals` is written over."""
     logits = logits[:, : sampling_config.vocab_size].float()
     probs = (logits if sampling_config.temperature == 1 else logits / sampling_config.temperature).softmax(dim=1)
-    # The first of exponential arrivals with rates p is token v with probability p_v. Unlike multinomial it takes any
-    # number of words, and NaN does not end the program on a GPU.
+    # The exponential race (Gumbel-max trick): with rates p the first arrival is token v with probability p_v. Unlike
+    # `torch.multinomial` it has no limit on the number of words, and NaN causes no device-side assertion on a GPU.
     drawn = torch.div(probs, arrivals, out=arrivals).argmax(dim=1)
     return drawn, probs.gather(1, drawn[:, None])[:, 0].double().log()
 
@@ -307,9 +307,9 @@ def one_query_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "B 1 H E"], None]:
-    """Attention of one position a row: the query heads that share a key head are its queries.
+    """Attention of one position per row (decoding) with grouped queries: query heads that share a key head form its query axis.
 
-    transformers repeats keys and values for every query head instead, and so moves several times the memory.
+    transformers expands keys and values to every query head instead, and so reads several times the memory.
     """
     unknown = [name for name in ("position_bias", "softcap") if options.get(name) is not None]
     if unknown:
@@ -341,7 +341,7 @@ def one_query_attention_in(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _waits() -> Iterator[list[warnings.WarningMessage]]:
-    """Gathers what made the host wait for the device. A capture that fails at it would spoil the generators."""
+    """Collects host-device synchronisations (CUDA sync debug mode). A capture that fails at one would make the generators unusable."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

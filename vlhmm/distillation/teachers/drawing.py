@@ -36,7 +36,7 @@ class TextDrawer:
             raise ValueError(f"temperature is {temperature}, but must be finite and above 0")
         self._teacher, self._longest_prompt = teacher, longest_prompt
         self._manner = SamplingConfig(max_tokens, teacher.tokenizer.vocab_size, teacher.tokenizer.eos_id, temperature)
-        # On a CPU nothing is gained by fixed places, and rows that have ended are better left out.
+        # On a CPU static buffers have no advantage, and removing finished rows saves work.
         self._may_fix = teacher.device.type == "cuda" and can_be_fixed(teacher.model)
         self._writer: StaticCacheGenerator | None = None
 

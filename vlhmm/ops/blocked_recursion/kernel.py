@@ -1,10 +1,10 @@
 """The blocked recursion on a GPU, in a few kernels; `launch.py` calls them, between those of `blocked_tiles`, which make the tiles
 S and the gradient of the features.
 
-    exponentiate a program a position  the vectors of a position as probabilities: steps in sequence do no more than they must
+    exponentiate a program a position  the vectors of a position as probabilities, computed outside of the sequential loop
     forward      a program a sequence  messages from position to position: vector times tile
-    backward     a program a sequence  the same from the end: tile times vector
-    conclude     a program a position  what follows from two messages and two means, so that steps need not make it
+    backward     a program a sequence  cotangents from position to position, last first: tile times vector
+    conclude     a program a position  posteriors and gradients from two messages and two means, outside of the sequential loop
 
 The last two are in `backward/kernel.py`.
 
@@ -36,9 +36,9 @@ import triton.language as tl
 
 from vlhmm.ops.recursion.exponentials.kernel import finite_or_zero
 
-# `do_not_specialize`: another number of positions is no reason to compile anew.
+# `do_not_specialize`: a kernel is not recompiled for another number of positions.
 
-# A quarter of float32's exponents is left as a margin above its smallest number.
+# The underflow threshold: a quarter of float32's exponent range is a margin above the smallest normal number.
 TINY = tl.constexpr(4e-29)
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 SMALLEST_PRECISE = tl.constexpr(2.0**-103)
@@ -62,11 +62,11 @@ def exponentiate(
     PARTS: tl.constexpr,
     CHECK_MESSAGES: tl.constexpr,
 ):
-    """The vectors of one position, each shifted so that its largest entry is 1; `log_shift` is what the shifts took.
+    """The vectors of one position, each shifted so that its largest entry is 1; `log_shift` is the sum of the shifts.
 
-    A state that begins anew has not moved: its weights are 0, and its emission holds the init row as well.
+    A position that restarts from an initial row has no transition: its weights are 0, and its emission includes the initial row.
 
-    `least`, if CHECK_MESSAGES: the smallest of S, of w and of the emissions among what is possible; what underflows is 0.
+    `least`, if CHECK_MESSAGES: the smallest possible entry of S, of w and of the emissions; 0 where it underflows.
     """
     n = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
@@ -130,11 +130,11 @@ def forward(
     PARTS: tl.constexpr,
     CHECK_MESSAGES: tl.constexpr,
 ):
-    """One sequence. Each step waits for the one before; what does not is on its way to shared memory some pieces ahead.
+    """The forward pass of one sequence. Steps depend on each other; tiles and vectors do not, and are prefetched into shared memory.
 
-    It has underflow where a total was next to nothing. If CHECK_MESSAGES also where a possible state's message was, or a product on its
-    way: unless every state that the next word makes possible gets so much more that this is beneath the rounding. Where one gets
-    nothing it may be impossible, or all it would get has underflowed. Nothing is known of what follows the last message.
+    A sequence is marked as underflow if a total is below the threshold. With CHECK_MESSAGES also if a single message entry or product
+    underflows, unless every state that can emit the next token receives so much more that the loss is below rounding error. A state
+    that receives 0 may be impossible, or all its terms underflowed. The token after the last message is not known.
     """
     CHUNKS: tl.constexpr = (FILLED + ROWS - 1) // ROWS
     b = tl.program_id(0).to(tl.int64)
@@ -155,8 +155,8 @@ def forward(
         predicted = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
     else:
         predicted = tl.zeros((K_PAD,), dtype=tl.float32)
-    # One loop over steps and the pieces of their tiles, so that the loads of all are pipelined alike. None of them may
-    # read what the loop has written: they run ahead of it.
+    # One loop over steps and the chunks of their tiles, so that software pipelining covers all loads. A load must not
+    # read what the loop writes, since it is issued some iterations earlier.
     for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
         at = b * T + i // CHUNKS
         chunk = i % CHUNKS
@@ -168,7 +168,7 @@ def forward(
         w = tl.load(weight + at * K + state, mask=inside & (chunk == 0), other=1.0)
         e = tl.load(emission + at * K + state, mask=inside & (chunk == CHUNKS - 1), other=0.0)
         init = tl.load(init_of + at)
-        # From the first piece on it is what is sent.
+        # After the first chunk of a step `message` holds message times weight.
         message *= w
         part = message
         if CHUNKS > 1:
@@ -181,16 +181,16 @@ def forward(
             arrived = predicted
             if PARTS:
                 arrived = tl.sum(predicted, axis=1)
-            # What has once become impossible stays so, also when the states begin anew.
+            # A sequence of probability zero stays impossible, also after a restart from an initial row.
             joint = tl.where(init >= 0, alive, arrived) * e
             total = tl.sum(joint, axis=0)
             possible = total > 0.0
             low = tl.where((total < TINY) & (alive > 0.0), 1, low)
             sent = message
-            # Next to the smallest numbers an inverse is infinite.
+            # The reciprocal of a subnormal number is infinite.
             message = joint * (1.0 / tl.maximum(total, SMALLEST_NORMAL))
             if CHECK_MESSAGES:
-                # What underflowed in the message before brings a state at most 2^-126 over that one's total.
+                # Underflow in the previous message costs a state at most 2^-126 divided by the previous total.
                 least_arrived = tl.min(tl.where(e > 0.0, arrived, 1.0), axis=0)
                 underflows = (underflow_risk > 0) & (least_arrived * tl.minimum(total_before, 1.0) < SMALLEST_PRECISE)
                 least_sent = tl.min(tl.where(sent > 0.0, sent, 1.0), axis=0)
@@ -207,7 +207,7 @@ def forward(
             tl.store(alpha + at * K + state, message, mask=inside)
             tl.store(totals + at, total)
             predicted = tl.zeros_like(predicted)
-    # All of a sequence's totals are in memory before any is read.
+    # A barrier within the program: all totals of the sequence are stored before any is loaded.
     tl.debug_barrier()
     for first in range(0, T, K_PAD):
         position = first + state

@@ -1,5 +1,5 @@
-"""How the kernels of the blocked recursion are called, and what is allocated; `tilings` says how the work is tiled. Nothing here
-asks the device anything, so a CUDA graph can hold it all."""
+"""How the kernels of the blocked recursion are launched, and which buffers are allocated; `tilings` has the tile sizes. Nothing here
+synchronises host and device, so a CUDA graph can hold it all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Run:
-    """What the forward pass leaves behind; vectors are zero or unwritten past the length where nothing reads them."""
+    """What the forward pass saves for the backward pass; past the length vectors are zero, or unwritten where nothing reads them."""
 
     token_log_probs: Float[Tensor, "B T"]
     log_last: Float[Tensor, "B K"]
@@ -65,7 +65,8 @@ class Gradient:
 
 
 def filled(num_states: int) -> int:
-    """Rows and columns of a tile that are written: dropout leaves three quarters of a power of two, and bytes that move are 9 in 16."""
+    """Rows and columns of a tile that are written. With state dropout 0.25 these are three quarters of a power of two, so a tile
+    moves 9/16 of the bytes."""
     return cdiv(num_states, 16) * 16
 
 
@@ -122,7 +123,7 @@ def choice_of(factors: BlockedFactors, packed: Operands, precision: Precision, w
         )
     out = choices.source_operand(packed.out, *transition.out.shape)
     weight, bias = transition.block_weight, transition.block_bias
-    # Of B T group numbers; no large tensor is moved.
+    # A sort of B T group indices; no large tensor is moved.
     order = group_order(factors.source_group.flatten(), factors.target_group.flatten())
     return choices.forward(out, weight, bias, order, precision, with_mean=with_mean)
 
@@ -166,7 +167,7 @@ def forward(
             K_PAD=tiling.states,
             FILLED=filled(num_states),
             ROWS=tiling.tile_rows,
-            # Of a width that no larger piece divides.
+            # For widths that no larger piece divides.
             BLOCK_H=min(tiling.tile_width, width & -width),
             num_warps=tiling.tile_warps,
             num_stages=tiling.tile_stages,
@@ -215,7 +216,7 @@ def backward(
     d_log_inits = None
     if factors.log_inits.requires_grad:
         d_log_inits = torch.zeros_like(factors.log_inits, memory_format=torch.contiguous_format)
-    # With a choice it is the gradient of its normaliser.
+    # With block weights this is the gradient of the normaliser over blocks.
     of_rows = transition.row_term if choice is None else choice.log_sum
     d_row_term = None if of_rows is None else torch.zeros_like(of_rows.contiguous())
     if token_cotangent is None:
@@ -268,7 +269,7 @@ def backward(
 
 
 def _row_length(features: Float[Tensor, "Z H"]) -> int:
-    """Rows that begin at aligned addresses: at a width of 257, which a barrier makes, sums would not stay in registers."""
+    """Padded so that rows are aligned: at a width of 257 (256 features and the barrier column) accumulators would spill from registers."""
     return cdiv(features.shape[1], 16) * 16
 
 

@@ -10,13 +10,13 @@ from vlhmm.precision import Precision
 MAX_STATES = 1024
 """The most states of a group: a row of a tile is held whole by one program."""
 
-# What one program may hold of a tile: 64 numbers a thread, in 8 warps.
+# Register budget of one program for a tile: 64 numbers a thread, in 8 warps.
 TILE_NUMBERS = 1 << 14
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of the pieces, fixed by the number of states and the precision: nothing is tried out at run time."""
+    """Sizes of the pieces, fixed by the number of states and the precision: there is no autotuning at run time."""
 
     states: int
     """K rounded up to a power of two."""
@@ -65,7 +65,7 @@ def tiling_for(num_states: int, precision: Precision) -> Tiling:
             if states == 256:
                 tile_sizes["tile_rows"] = 128
             if states == 512:
-                # With fewer than 64 rows the matrix units of a Hopper do not read operands where they lie.
+                # With fewer than 64 rows the tensor cores of a Hopper GPU (wgmma) cannot read operands from shared memory.
                 tile_sizes |= {"tile_rows": 64, "tile_width": 32, "tile_stages": 4}
             if states <= 64:
                 tile_sizes |= {"tile_width": 32, "tile_warps": 4, "tile_stages": 4}
@@ -78,7 +78,7 @@ def tiling_for(num_states: int, precision: Precision) -> Tiling:
             sum_sizes = {"sum_rows": min(states, 128), "sum_inner": min(states, 64), "sum_width": 128, "sum_stages": 2}
             sum_sizes |= {"sum_warps": warps, "sum_programs": 132}
         case "highest":
-            # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
+            # No tensor cores: float32 products hold their operands in registers, so tiles are small (register pressure).
             tile_sizes = {"tile_rows": min(rows, 32), "tile_width": 16, "tile_warps": warps, "tile_stages": 2}
             sum_sizes = {"sum_rows": min(states, 64), "sum_inner": min(states, 32), "sum_width": 64, "sum_stages": 1}
             sum_sizes |= {"sum_warps": warps, "sum_programs": 132}
@@ -86,8 +86,8 @@ def tiling_for(num_states: int, precision: Precision) -> Tiling:
     forward_sizes = {"forward_rows": rows, "forward_warps": min(warps, 4), "forward_stages": 3, "forward_parts": 0}
     backward_sizes = {"backward_columns": rows, "backward_warps": warps, "backward_stages": 3, "backward_parts": 0}
     if precision == "bf16" and 64 <= states <= 512:
-        # It takes four warps for the matrix units to read 64 rows of a tile where they lie in shared memory, which holds
-        # as many pieces as there are stages. The fastest of those tried; of 1,024 states pieces are too thin for them.
+        # Tensor cores (wgmma) need four warps to read 64 rows of a tile from shared memory, which holds one chunk for each
+        # pipeline stage. The fastest of those tried; with 1,024 states chunks have too few rows for that.
         piece, stages, step_warps = {64: (64, 3, 4), 128: (128, 4, 4), 256: (128, 3, 8), 512: (64, 3, 8)}[states]
         forward_sizes = {"forward_rows": piece, "forward_stages": stages, "forward_warps": step_warps}
         backward_sizes = {"backward_columns": piece, "backward_stages": stages, "backward_warps": step_warps}

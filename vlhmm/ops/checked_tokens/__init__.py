@@ -1,4 +1,4 @@
-"""Tokens checked where they are, without waiting for the verdict."""
+"""Tokens are validated on their own device, without host-device synchronisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipping of gradients to a norm, without writing large ones that are short enough."""
+"""Clipping of gradients to a norm; a large gradient is not rewritten if its norm is within the bound."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest_norm: float) -> F
     if not large:
         was: Tensor = nn.utils.clip_grad_norm_(parameters, largest_norm)
         return was
-    # Triton is needed here alone.
+    # Imported here, so that the CPU path does not need Triton.
     from vlhmm.ops.clipping import launch
 
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     small = [gradient for gradient in gradients if not _is_large(gradient)]
-    # The norm of norms is that of all.
+    # The norm of the parts' norms is the norm of the whole.
     norms = torch._foreach_norm([*small, *(launch.part_norms(gradient) for gradient in large)])
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     if math.isinf(largest_norm):

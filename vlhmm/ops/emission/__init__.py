@@ -32,7 +32,7 @@ def log_emission(
     operands in `precision`.
     """
     if support.partition and _kernels_take(emit, words, bias):
-        # Triton is needed here alone.
+        # Imported here, so that the CPU path does not need Triton.
         from vlhmm.ops.emission.launch import tiled_log_emission
 
         return tiled_log_emission(emit, words, bias, layout or _layout(support), precision)
@@ -59,7 +59,7 @@ def normalize_over_words(
     """logits - log sum exp over the words of the same state: log p(x | z) for x's own states z."""
     if support.dense:
         return column_log_softmax(logits)
-    # On a GPU every size of group would be launches of its own.
+    # On a GPU every group size would need kernel launches of its own.
     if not support.partition or logits.is_cuda:
         states = support.states_of_group[support.group_of_word]
         return scattered_log_softmax(logits, states, support.num_states)

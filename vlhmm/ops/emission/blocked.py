@@ -1,6 +1,6 @@
 """Emissions of a partition: each group of words against its own group of states, one product a size.
 
-By hand, because every word and group is used once: gradients are written to their place, never added or sorted.
+The backward pass is written by hand: every word and group is used once, so gradients are written in place, without scatter-add or sort.
 """
 
 from __future__ import annotations

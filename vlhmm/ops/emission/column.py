@@ -14,8 +14,8 @@ def column_log_softmax(logits: Float[Tensor, "X K"]) -> Float[Tensor, "X K"]:
     """log_softmax over dimension 0."""
     if not logits.is_cuda:
         return logits.log_softmax(dim=0)
-    # The library's own gives each column to one thread, so that a vocabulary of 32,000 takes tens of milliseconds; its
-    # reductions share a column out.
+    # PyTorch's own log_softmax gives each column to one thread, so that a vocabulary of 32,000 takes tens of milliseconds; its
+    # reductions split a column over threads.
     result: Tensor = _ColumnLogSoftmax.apply(logits)
     return result
 

@@ -12,8 +12,8 @@ one group. For word x, state z of its group, cotangent g of log p:
 
 One group (a dense HMM) has every tile: there `launch.py` sums over the tiles itself and cuts the last kernel's words.
 
-What a group needs of all its words goes through one number a tile and state: the programs share the work of a large group,
-and there are no atomics. Results stand in the words' own rows; `d_logits` alone stands in the order of the layout, since
+Reductions over the words of a group are written as one partial result for each tile and state: several programs share a large
+group, and there are no atomics. Results are in the order of word ids; only `d_logits` is in the order of the layout, since
 only the last two kernels read it. Pieces of K and H are further axes of the grids. Addresses are int64.
 
 `tiles` has five numbers a tile: group, first position in the layout, words, first tile of the group, end of its tiles.
@@ -29,7 +29,7 @@ import triton.language as tl
 
 from vlhmm.ops.rounding.kernel import nearest_tf32
 
-# The tiles of a group whose numbers are read at once.
+# How many tiles of a group are loaded at once when their partial results are reduced.
 TILES = tl.constexpr(16)
 
 
@@ -102,7 +102,7 @@ def normalize(logits, order, tiles, tile_log_sum, K, ROWS: tl.constexpr, BLOCK_K
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     state = tl.program_id(2) * BLOCK_K + tl.arange(0, BLOCK_K)
     row_in, state_in = row < count, state < K
-    # Asked for before the loop, which then runs while they come.
+    # Loaded before the loop, which hides the memory latency.
     word = tl.load(order + first + row, mask=row_in, other=0).to(tl.int64)
     inside = row_in[:, None] & state_in[None, :]
     logits_at = logits + word[:, None] * K + state[None, :]
@@ -167,7 +167,7 @@ def make_d_logits(
     row_in = row < count
     word = tl.load(order + position, mask=row_in, other=0).to(tl.int64)
     row_sum = tl.zeros((ROWS,), dtype=tl.float32)
-    # All of K in one program, which owns the word's bias.
+    # One program covers all of K, so it alone writes the gradient of the word's bias.
     for begin_k in range(0, K, BLOCK_K):
         state = begin_k + tl.arange(0, BLOCK_K)
         state_in = state < K
@@ -243,7 +243,7 @@ def make_d_emit(
     BLOCK_K: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """The largest groups come first in `spans`: none of them is begun last. A group without words gets zeros."""
+    """The largest groups come first in `spans` (load balancing). A group without words gets zeros."""
     span = tl.program_id(0).to(tl.int64)
     group = tl.load(spans + span * 3).to(tl.int64)
     first = tl.load(spans + span * 3 + 1).to(tl.int64)

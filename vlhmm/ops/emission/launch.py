@@ -26,7 +26,7 @@ MIN_WORDS = 256
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of the pieces, fixed by the precision: nothing is tried out at run time."""
+    """Sizes of the pieces, fixed by the precision: there is no autotuning at run time."""
 
     states: int
     """Columns of the result of a product that has states for columns or rows."""
@@ -38,7 +38,7 @@ class Tiling:
     """Words that a product over words takes at once."""
     num_warps: int
     num_stages: int
-    # Where nothing is multiplied a program waits for memory: many small ones wait side by side.
+    # Kernels without products are bound by memory latency: many small programs (high occupancy) hide it.
     row_words: int = 16
     """Words of a program that finishes rows."""
     row_states: int = 128
@@ -55,7 +55,7 @@ def tiling_for(precision: Precision) -> Tiling:
         case "tf32":
             return Tiling(states=128, features=128, inner=32, step_words=32, num_warps=8, num_stages=3)
         case "highest":
-            # No matrix units: products in plain float32 hold their operands in registers, so the pieces are small.
+            # No tensor cores: float32 products hold their operands in registers, so tiles are small (register pressure).
             return Tiling(states=64, features=64, inner=16, step_words=16, num_warps=8, num_stages=2)
 
 
@@ -210,7 +210,7 @@ def emit_gradients(
         block_size(width, tiling.features, least=16),
     )
     grid = cdiv(num_states, block_states), cdiv(width, block_features)
-    # One group's few programs would walk over the whole vocabulary: parts of it are taken for groups, and added up.
+    # One group has too few programs for the whole vocabulary: it is split into parts, whose partial sums are added (split-K).
     spans = _parts(words, MIN_PROGRAMS // (grid[0] * grid[1])) if _one_group(layout) else layout.spans
     d_emit = words.new_empty(spans.shape[0] * num_states, width)
     kernel.make_d_emit[spans.shape[0], *grid](
@@ -227,7 +227,7 @@ def emit_gradients(
 
 
 def _one_group(layout: WordLayout) -> bool:
-    """A dense HMM: a program that asked every tile of its group would ask all of them, so their sums are made before."""
+    """A dense HMM: every program would reduce over all tiles, so that reduction is made once, beforehand."""
     return layout.spans.shape[0] == 1
 
 

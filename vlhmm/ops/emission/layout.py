@@ -56,7 +56,7 @@ def word_layout(group_of_word: Int[Tensor, " X"], num_groups: int, tile_words: i
     distinct, counts = sizes[groups].unique_consecutive(return_counts=True)
     shapes = tuple(zip(counts.tolist(), distinct.tolist(), strict=True))
     if tile_words is None:
-        # A tile is as tall for one word as for many: small groups want small ones.
+        # A tile takes the same rows for one word as for many: small groups get small tiles.
         tile_words = 64 if words.shape[0] >= 32 * groups.shape[0] else 16
     return WordLayout(
         words, groups, shapes, _tiles(groups, sizes[groups], tile_words), _spans(groups, sizes), tile_words
@@ -68,7 +68,7 @@ def _tiles(groups: Int[Tensor, " G"], sizes: Int[Tensor, " G"], tile_words: int)
     end_tile = tiles_of_group.cumsum(0)
     first_tile = end_tile - tiles_of_group
     entry = torch.arange(groups.shape[0], device=groups.device).repeat_interleave(tiles_of_group)
-    # The words of the group that stand in the tiles before.
+    # The words of the group in its earlier tiles.
     before = (torch.arange(entry.shape[0], device=groups.device) - first_tile[entry]) * tile_words
     first_position = (sizes.cumsum(0) - sizes)[entry] + before
     count = (sizes[entry] - before).clamp(max=tile_words)

@@ -1,7 +1,7 @@
 """Emissions without a partition: each cell (x, k) names its state; a state's words are found by scatter.
 
 On a CPU the states of each word are gathered. A GPU multiplies all pairs of words and states and picks the cells: with 128 of
-16,384 states a word that is a hundred times the work, but the matrix units do it in less time than it takes to gather each
+16,384 states a word that is a hundred times the work, but tensor cores do it in less time than it takes to gather each
 word's features and to add their gradients row by row.
 """
 

@@ -102,12 +102,12 @@ def best_scores(
     row_tiles = cdiv(size, tiling.rows)
     programs = row_tiles * parts
     if persistent is None:
-        # The interpreter runs programs one after the other: they cannot wait for one another.
+        # Triton's interpreter runs programs sequentially, so a grid barrier would never be passed.
         persistent = meet(programs, device)
     slots = length + 1 if keep_backtrace else 2
     scores = torch.empty(slots, row_tiles, padded, tiling.rows, device=device)
     peaks = torch.empty(length + 1, size, parts, device=device)
-    # A count a line of memory: those of others are not disturbed.
+    # One barrier counter for each cache line, so that atomics on one do not contend with another (false sharing).
     arrived = torch.empty(row_tiles, 32, dtype=torch.int32, device=device)
     kernel.begin[(programs,)](
         *(log_previous.contiguous(), scores, peaks, arrived, size, states), ROWS=tiling.rows, COLUMNS=tiling.columns

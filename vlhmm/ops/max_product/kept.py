@@ -1,4 +1,4 @@
-"""What the kernels keep for the backtrace; apart from them, so that it is known where they cannot run."""
+"""The scores that the kernels store for the backtrace; a module of its own, so that it can be imported without Triton."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Max-product on a GPU when every position takes the one tile: a dense HMM. `dense.py` calls these kernels.
 
-No matrix unit takes maxima, so each pair of states costs an addition and a maximum on the plain ones: nothing else may
-stand in the loop. The index of the maximum would double its work; instead all scores are kept, and the backtrace seeks the
+Tensor cores have no max-plus product, so each pair of states costs an addition and a maximum on the ordinary (CUDA) cores: the inner
+loop must hold nothing else. The index of the maximum would double its work; instead all scores are kept, and the backtrace seeks the
 predecessor of the one state a position that is on the path. For the same reason scores and tile are stored in the order in
 which the loop reads them, padded with -inf: its addresses are constants, and it has no masks.
 
@@ -210,11 +210,11 @@ def max_steps(
     tile_in += tl.arange(0, 4)[None, None, None, :]
     tile_in += part * tl.cast(padded, tl.int64) * COLUMNS
     length = tl.load(lengths + rows, mask=in_batch, other=0)
-    # One stage: the reads of a step must not be moved before the wait that makes them valid.
+    # num_stages=1: software pipelining would move the loads of a step before the barrier that makes them valid.
     for t in tl.range(first_step, end_step, num_stages=1):
         per_position = rows.to(tl.int64) * num_positions + t
         within = t < length
-        # What does not depend on other programs is read before the wait, which hides the time that takes.
+        # Loads that do not depend on other programs are issued before the barrier, whose wait hides their latency.
         init = tl.load(init_of + per_position, mask=in_batch, other=0)
         begins = init >= 0
         row = tl.load(row_of + per_position, mask=within, other=0).to(tl.int64)
@@ -238,7 +238,7 @@ def max_steps(
         none = tl.full((GROUPS, HALF, WIDTH), float("-inf"), dtype=tl.float32)
         best = (none, none, none, none, none, none, none, none)
         for source in range(0, sources, 4):
-            # The last time the same again: nothing lies behind it.
+            # The prefetch of the last iteration repeats the same addresses: those behind are out of bounds.
             forward = tl.where(source + 4 < share, 4, 0)
             before_at += forward * ROWS
             tile_at += forward * COLUMNS
@@ -247,21 +247,21 @@ def max_steps(
             ahead = read_before(before_at, HALF, ROWS)
         peak = tl.max(peak_of_part, 1)
         alive = peak > float("-inf")
-        # Scores that were carried over past the length are relative to their best already.
+        # Scores carried over past the length are already normalised by their maximum.
         shift = tl.where(alive & (t <= length), peak, 0.0)
-        # Through memory, so that each thread goes on with a few scores of its own, in the order of the emissions: else all
-        # do the work of all.
+        # A change of register layout by way of memory: each thread continues with its own scores, in the layout of the emissions.
+        # Otherwise all threads would repeat the same work.
         tl.store(following + by_row, together(best, SPLIT, ROWS, COLUMNS))
         tl.debug_barrier()
         score = tl.load(following + by_row)
         tl.debug_barrier()
         score = tl.where(begins[:, None], begun, score - shift[:, None]) + emission
-        # What has once become impossible stays so, also when the states begin anew.
+        # A sequence of probability zero stays impossible, also after a restart from an initial row.
         score = tl.where(alive[:, None], score, float("-inf"))
         if PERSISTENT:
             score = tl.where(polls_left > 0, score, float("inf"))
         carried = tl.load(before + own, mask=in_tile & (~within)[:, None], other=float("-inf")) - shift[:, None]
-        # The padding is written as well: the next step reads it.
+        # Padding is stored too: the loads of the next step have no mask.
         tl.store(following + own, tl.where(within[:, None], score, carried))
         next_peak_at = ((t + 1) * tl.cast(size, tl.int64) + rows) * parts + part
         tl.store(peaks + next_peak_at, tl.max(score, 1), mask=in_batch)
@@ -336,7 +336,7 @@ def trace_path(
         within = t < length
         tl.store(path + per_position + t, tl.where(within, here, -1))
         moves = init < 0
-        # A step ahead: nothing then waits for it.
+        # Prefetched one step ahead, which hides the latency.
         init = tl.load(init_of + per_position + tl.maximum(t - 1, 0))
         score_at = scores + ((t * row_tiles + row // ROWS) * tl.cast(padded, tl.int64)) * ROWS + row % ROWS
         tile_at = tile + (here // COLUMNS) * padded * COLUMNS + here % COLUMNS * 4
@@ -345,7 +345,7 @@ def trace_path(
         for first in range(0, tl.where(within, padded, 0), BLOCK):
             source = first + tl.arange(0, BLOCK).to(tl.int64)
             score = tl.load(score_at + source * ROWS, mask=source < padded, other=float("-inf"))
-            # Also where no move is made: to know that first would cost a read before this one.
+            # Loaded also where there is no transition: testing that first would add a dependent load.
             move_at = tile_at + source // 4 * (4 * COLUMNS) + source % 4
             move = tl.load(move_at, mask=source < padded, other=float("-inf"))
             score += tl.where(moves, move, 0.0)

@@ -36,7 +36,7 @@ def max_product(
     log_tiles_into = factors.log_tiles.mT.contiguous()
     begun = factors.init_of >= 0
     any_begun, all_begun = begun.any(0).tolist(), begun.all(0).tolist()
-    # Every sequence takes the one tile: it need not be copied for each.
+    # All sequences share the one tile (broadcast): it is not copied for each.
     one_tile = factors.log_tiles.shape[0] == 1
     shortest = int(factors.lengths.min())
     log_best = factors.log_previous - factors.log_previous.amax(1, keepdim=True)
@@ -55,7 +55,7 @@ def max_product(
             else:
                 score = _best_own_move(log_best, log_tiles_into, factors.tile_of[:, t])
         if any_begun[t]:
-            # What has once become impossible stays so, also when the states begin anew.
+            # A sequence of probability zero stays impossible, also after a restart from an initial row.
             alive = factors.begins_alive() & (gains[:, :t] > -torch.inf).all(1)
             begins = factors.log_inits[factors.init_of[:, t].clamp(min=0)]
             score = torch.where(begun[:, t, None], begins.masked_fill(~alive[:, None], -torch.inf), score)

@@ -1,4 +1,4 @@
-"""The update of parameters from their gradients: clipping, AdamW and the running average, every number moved once."""
+"""The update of parameters from their gradients: fused clipping, AdamW and running average (EMA), every number read and written once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def update_by_kernels(
     groups: Sequence[Group], adam: AdamW, largest_norm: float, average_weight: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
     """`reference.update` in float32, in place; gradients stay as they are. Returns the norm of all gradients."""
-    # Triton is needed here alone.
+    # Imported here, so that the CPU path does not need Triton.
     from vlhmm.ops.parameter_update import launch
 
     return launch.update(groups, adam, largest_norm, average_weight)

@@ -19,7 +19,7 @@ STEP_BITS = tl.constexpr(31)
 @triton.jit
 @no_type_check
 def own(values, number):
-    """What stands there in a tuple: with a branch for each, all the rest would be compiled as often."""
+    """The tuple's element at this index: a branch for each would compile the rest of the kernel once for each element."""
     found = values[0]
     for other in tl.static_range(1, len(values)):
         if number == other:
@@ -54,7 +54,7 @@ def conclude(sums, num_sums, norm, factor, largest_norm, CLIP: tl.constexpr, BLO
     by = 1.0
     if CLIP:
         by = tl.div_rn(largest_norm, found + 1e-6)
-        # NaN stays, to be seen.
+        # NaN is propagated, so that divergence shows.
         by = tl.where(by >= 1.0, 1.0, by)
     tl.store(factor, by)
 
@@ -107,7 +107,7 @@ def move(
     AVERAGED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One piece of a parameter. Moments move by the part 1 - beta of the way, in which no digit of beta is lost."""
+    """One piece of a parameter. Moments are updated by lerp with weight 1 - beta, a compile-time constant, so that no digit of beta is lost."""
     number = tl.program_id(1)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < own(sizes, number)
@@ -133,7 +133,7 @@ def move(
     parameter -= tl.div_rn(tl.div_rn(learning_rate, first) * exp_avg, deviation)
     tl.store(parameter_at, parameter, mask=inside)
     if AVERAGED:
-        # As torch's lerp: from the nearer end.
+        # As torch.lerp: interpolated from the nearer end point.
         way = parameter - average
         average = tl.where(weight < 0.5, average + weight * way, parameter - way * (1.0 - weight))
         tl.store(average_at, average, mask=inside)

@@ -1,9 +1,9 @@
-"""The forward recursion: exact log p(x_t | x_<t) from the factors of every position, and its gradient without a tape.
+"""The forward recursion: exact log p(x_t | x_<t) from the factors of every position, and its gradient by a backward pass written by hand.
 
-`scaled` does the work, on a GPU `dense` where there is but one tile. A sequence in which their numbers come near the
-smallest of their type, or in the backward pass of `scaled` beyond its largest, is done again: if that was float32 by `scaled` in
-float64, whose range is eight times as wide, else in log space by `reference`, which is the specification. While a CUDA graph
-is captured the check cannot be read: see `_DenseRecursion`.
+`scaled` computes it, on a GPU `dense` if all positions share one tile. A sequence with underflow, or in the backward pass of
+`scaled` with overflow, is recomputed: from float32 by `scaled` in float64, whose exponent range is eight times as wide, else
+in log space by `reference`, which is the specification. During CUDA graph capture the underflow check cannot be read on the host:
+see `_DenseRecursion`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def recursion(factors: Factors, precision: Precision = "highest") -> tuple[Float
 
 
 def watched_recursion(factors: Factors, precision: Precision = "highest") -> Watched:
-    """`recursion`, and which sequences were done again in a wider range; while a graph is captured, which ought to have been.
+    """`recursion`, and which sequences were recomputed in a wider range; during graph capture, which of them need it.
 
-    Of rounded operands these are the ones in which the sum of a step underflows: what single messages lose is far below their error.
+    With rounded operands only underflow of a step's sum counts: underflow of single message entries is far below the rounding error.
     """
     return _watched_by_kernels(factors, precision) if _kernels_take(factors) else _watched_by_torch(factors)
 
@@ -67,7 +67,7 @@ def recursion_by_kernels(factors: Factors, precision: Precision) -> tuple[Float[
 
 def _watched_by_kernels(factors: Factors, precision: Precision) -> Watched:
     leaves = (factors.log_previous, factors.log_inits, factors.log_tiles, factors.log_emission)
-    # Inside `forward` gradients are off: whether one will be asked for can only be seen here.
+    # Autograd is off inside `Function.forward`, so whether a gradient is required is read here.
     keep = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
     token_log_probs, log_last, underflow = _DenseRecursion.apply(
         *leaves, factors.init_of, factors.tile_of, factors.lengths, precision, keep
@@ -117,7 +117,7 @@ def _again(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T K
 
 
 def _with_own_tiles(factors: Factors) -> tuple[Factors, Int[Tensor, " V"]]:
-    """The same with only those tiles that are used, and which they are: a few sequences use few, which then take twice the room."""
+    """The same with only the tiles in use, and their indices: few sequences use few tiles, and float64 doubles the memory of each."""
     used, tile_of = factors.tile_of.unique(return_inverse=True)
     return replace(factors, log_tiles=factors.log_tiles[used], tile_of=tile_of), used
 
@@ -151,7 +151,7 @@ class _Recursion(torch.autograd.Function):
         ctx.save_for_backward(
             *(log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths),
             *(run.alpha, run.scale, run.underflow, token_log_probs, log_last),
-            # Many scaled tiles are made again in the backward pass: they are the largest thing here.
+            # Several scaled tiles are recomputed in the backward pass: they are the largest tensor here.
             *(scaled_factors.tensors() if log_tiles.shape[0] == 1 else ()),
         )
         ctx.mark_non_differentiable(run.underflow)
@@ -159,12 +159,12 @@ class _Recursion(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        # Asked for once: under checkpointing a second time would be refused.
+        # Unpacked once: activation checkpointing refuses a second access to saved tensors.
         saved = ctx.saved_tensors
         log_previous, log_inits, log_tiles, log_emission, init_of, tile_of, lengths = saved[:7]
         alpha, totals, underflow, token_log_probs, log_last = saved[7:12]
         factors = Factors(log_previous, log_inits, init_of, log_tiles, tile_of, log_emission, lengths)
-        # An impossible token or state has no gradient, whatever its cotangent.
+        # An impossible token or state has gradient 0, whatever its cotangent.
         token_cotangent = torch.where(token_log_probs.isinf(), 0.0, cotangents[0])
         last_cotangent = torch.where(log_last.isinf(), 0.0, cotangents[1])
         wanted = ctx.needs_input_grad[:4]
@@ -189,8 +189,8 @@ class _Recursion(torch.autograd.Function):
 
 
 class _DenseRecursion(torch.autograd.Function):
-    """While a graph is captured a sequence in which the sum of a step is too small has its value as it came out and no
-    gradient; where only single messages are, both stand as they are."""
+    """During graph capture a sequence with underflow of a step's sum keeps the computed value and gets gradient 0. With underflow
+    of single message entries alone it keeps both value and gradient."""
 
     @staticmethod
     def forward(
@@ -213,7 +213,7 @@ class _DenseRecursion(torch.autograd.Function):
         token_log_probs, log_last = run.token_log_probs, run.last.log()
         may_look = not _in_capture(log_emission.device)
         left_out = run.underflow if may_look else run.total_underflow
-        # Asked for once, here: the backward pass needs no second synchronisation.
+        # The only host-device synchronisation: the backward pass reuses its result.
         ctx.rows = left_out.nonzero()[:, 0] if may_look and bool(left_out.any()) else None
         if may_look:
             waiting.check(log_emission.device)
@@ -254,7 +254,7 @@ class _DenseRecursion(torch.autograd.Function):
         gradients = [gradient.log_previous, gradient.log_inits, gradient.log_tiles, gradient.log_emission]
         if ctx.rows is not None:
             asked = (
-                # An impossible token or state has no gradient, whatever its cotangent.
+                # An impossible token or state has gradient 0, whatever its cotangent.
                 torch.zeros_like(value) if cotangent is None else torch.where(value.isinf(), 0.0, cotangent)
                 for value, cotangent in zip((token_log_probs, log_last), cotangents[:2], strict=True)
             )
@@ -264,15 +264,15 @@ class _DenseRecursion(torch.autograd.Function):
 
 
 def _all_finite(gradient: scaled.Gradient) -> bool:
-    """By sums, which take a pass each and nothing else; one that is too large only makes us look closer."""
+    """Tested by sums, one pass over each tensor; a sum that overflows only leads to the exact test."""
     parts = (gradient.log_emission, gradient.log_previous, gradient.log_tiles)
     return bool(torch.stack([part.sum() for part in parts]).isfinite().all())
 
 
 def _overflowing(gradient: scaled.Gradient) -> Bool[Tensor, " B"]:
-    """Sequences in which a state that had all but faded comes back: its posterior over its message is beyond the type."""
+    """Sequences with overflow: a state has a near-zero filtered probability and a large posterior, whose quotient exceeds the dtype."""
     rows = ~(gradient.log_emission.flatten(1).isfinite().all(1) & gradient.log_previous.isfinite().all(1))
-    # Where many are near that, their sum may be beyond it.
+    # If many quotients are near the largest number, their sum may overflow.
     return rows | ~(rows.any() | gradient.log_tiles.isfinite().all())
 
 
@@ -295,7 +295,7 @@ def _with_rows(
         previous, inits, tiles, emission = leaves
         again = Factors(previous, inits, part.init_of, tiles, part.tile_of, emission, part.lengths)
         token_log_probs, log_last = run(again)
-        # Impossible ones are constants of value -inf: their product with a cotangent of 0 would be NaN.
+        # Impossible entries are -inf: the product with a cotangent of 0 would be NaN.
         possible = torch.where(token_log_probs.isinf(), 0.0, token_log_probs)
         possible_last = torch.where(log_last.isinf(), 0.0, log_last)
         total = (possible * token_cotangent[rows]).sum() + (possible_last * last_cotangent[rows]).sum()
@@ -308,7 +308,7 @@ def _with_rows(
     return [
         log_previous.index_add(0, rows, of_rows[0]),
         log_inits + of_rows[1],
-        # Left empty where it is not needed.
+        # Empty if no gradient of the tiles is required.
         log_tiles.index_add(0, used, of_rows[2]) if log_tiles.numel() else log_tiles,
         log_emission.index_add(0, rows, of_rows[3]),
     ]

@@ -1,6 +1,6 @@
-"""What was made of a table alone, kept for the next question to the same table.
+"""A cache of results that depend on one table alone, for further queries of the same table.
 
-It goes when the table goes, and is made anew when the table has been changed in place.
+Entries are held by weak references to the table, and recomputed when its version counter has changed (in-place updates).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEPT = WeakTensorKeyDictionary()
 def kept(log_tiles: Tensor, what: str, make: Callable[[], Made]) -> Made:
     """Cached `make(log_tiles)`; do not modify."""
     table = log_tiles if log_tiles._base is None else log_tiles._base
-    # Inference tensors do not count their changes.
+    # Inference tensors have no version counter.
     if table.is_inference() or log_tiles.nbytes > MAX_BYTES:
         return make()
     mark = log_tiles.data_ptr(), log_tiles.shape, log_tiles.stride(), log_tiles.dtype, table._version

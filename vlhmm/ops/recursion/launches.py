@@ -14,9 +14,9 @@ from vlhmm.precision import Precision
 
 
 def awaited(steps: int, size: int, states: int, parts: int, tile: Tensor) -> tuple[Tensor, Tensor]:
-    """Messages in the tile's type and their parts' sums, which are read until a number stands there: with all bits set neither
-    type has one, so that one launch fills both."""
-    # Kernels count on addresses that are multiples of 16 bytes.
+    """Buffers of messages in the tile's dtype and of their parts' sums, filled with NaN: programs poll them until a number is there.
+    All bits set is a NaN of either dtype, so one launch fills both."""
+    # Kernels are specialised for addresses aligned to 16 bytes.
     message_bytes = 16 * cdiv(steps * size * states * tile.element_size(), 16)
     sum_bytes = 8 * cdiv(steps * size * parts * 4, 8)
     filled = torch.full(((message_bytes + sum_bytes) // 8,), -1, dtype=torch.int64, device=tile.device).view(torch.int8)
@@ -25,7 +25,7 @@ def awaited(steps: int, size: int, states: int, parts: int, tile: Tensor) -> tup
 
 
 def _programs_run_at_once(device: torch.device) -> bool:
-    """As a cooperative launch has it; those of the interpreter run one after the other."""
+    """True for a cooperative launch on a GPU; Triton's interpreter runs programs sequentially."""
     return device.type == "cuda"
 
 
@@ -39,7 +39,7 @@ def launch_resident(
     operation: int,
     **options: Any,
 ) -> None:
-    """All steps in one launch; the interpreter, whose programs cannot wait for one another, launches each, and the end."""
+    """All steps in one launch. Under the interpreter, whose programs cannot wait for each other, one launch for each step and the end."""
     size, _, states = sizes[:3]
     device = arguments[0].device
     waits = _programs_run_at_once(device)
@@ -83,7 +83,7 @@ def launch(
     arrived = arguments[-1]
     if method == "persistent":
         arrived = torch.zeros(1, dtype=torch.int32, device=device)
-        # Programs that wait for one another must all run at once.
+        # A grid barrier needs all programs resident at the same time (cooperative launch).
         programs = min(programs, multiprocessors(device))
         options |= waiting.cooperative_options(device)
     for first in [steps.start] if method == "persistent" else steps:

@@ -1,4 +1,4 @@
-"""Matrix products on a GPU whose precision does not depend on what the process lets cuBLAS read."""
+"""Matrix products on a GPU whose precision does not depend on the process-wide setting of cuBLAS."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COPIED_AT_ONCE = 1 << 25
 
 
 def product(left: Float[Tensor, "K N"], right: Float[Tensor, "N J"], precision: Precision) -> Float[Tensor, "K J"]:
-    """left @ right in float32, from operands of at least this precision, whatever the process lets the library read.
+    """left @ right in float32, from operands of at least this precision, whatever the process-wide cuBLAS setting allows.
 
-    That is a setting of all threads. The types of operands are not: instead of tf32 its upper half and its lower in bfloat16, 16 bits
-    for tf32's 11, and instead of float32 float64.
+    That setting is shared by all threads; dtypes of operands are not. In place of tf32 (11 bits) an operand is split into an upper
+    and a lower half in bfloat16 (16 bits), and in place of float32 the product is in float64.
     """
     if not left.is_cuda or not (precision == "highest" or PRODUCT_WIDENS):
         return left @ right.float()

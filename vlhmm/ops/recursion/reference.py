@@ -1,4 +1,4 @@
-"""The forward recursion in log space: the specification, and the way out where scaled probabilities underflow."""
+"""The forward recursion in log space: the specification, and the fallback where scaled probabilities underflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recursion(factors: Factors) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B 
         log_moved = safe_logsumexp(log_message[:, :, None] + log_tile, dim=1)
         log_begun = factors.log_inits[init_of.clamp(min=0)]
         log_joint = torch.where(init_of[:, None] >= 0, log_begun, log_moved) + factors.log_emission[:, t]
-        # What has once become impossible stays so, also when the states begin anew.
+        # A sequence of probability zero stays impossible, also after a restart from an initial row.
         log_joint = torch.where(alive[:, None], log_joint, -torch.inf)
         token_log_prob = safe_logsumexp(log_joint, dim=1)
         within = t < factors.lengths

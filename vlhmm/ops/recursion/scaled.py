@@ -48,7 +48,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Run:
-    """What the forward pass leaves behind."""
+    """What the forward pass saves for the backward pass."""
 
     token_log_probs: Float[Tensor, "B T"]
     alpha: Float[Tensor, "B T K"]
@@ -92,7 +92,7 @@ def scale(factors: Factors) -> Scaled:
 
 
 class Steps:
-    """Which positions need what, decided once: the loop over time is then sync-free."""
+    """Which positions need which work, read to the host once: the loop over time is then sync-free."""
 
     def __init__(self, factors: Factors) -> None:
         begun = factors.init_of >= 0
@@ -117,13 +117,13 @@ def forward(factors: Factors, scaled: Scaled) -> Run:
         moved = message if steps.all_begun[t] else move(message, t)
         if steps.any_begun[t]:
             init_of = factors.init_of[:, t]
-            # What has once become impossible stays so, also when the states begin anew.
+            # A sequence of probability zero stays impossible, also after a restart from an initial row.
             alive = factors.begins_alive()[:, None] if t == 0 else totals[t - 1] > 0
             begun = scaled.inits[init_of.clamp(min=0)] * alive
             moved = torch.where(init_of[:, None] >= 0, begun, moved)
         torch.mul(moved, emission, out=joint)
         torch.sum(joint, 1, keepdim=True, out=total)
-        # A total beneath `tiny` is 0, and so is the message then, or the sequence has underflow.
+        # A total below `tiny` is either 0, with a message of zeros, or the sequence is marked as underflow.
         joint.div_(total.clamp(min=tiny))
         if t >= steps.shortest:
             within_length = (t < factors.lengths)[:, None]
@@ -143,17 +143,17 @@ def _suspect(
     totals: Float[Tensor, "B T"],
     within: Bool[Tensor, "B T"],
 ) -> Bool[Tensor, " B"]:
-    """A step's total next to nothing; or a single message so, if that may matter.
+    """The underflow check: a step's total is below the threshold, or a single message entry underflows and may matter.
 
-    What underflows at a step is at most the smallest number over the step's total, and the next step brings every state at
-    least the smallest move. Where that is not more by far, a state that is lost may be one that would have come back. So it may
-    be where the next step is unknown: in the last message, if other tiles than these may follow.
+    Underflow at a step costs an entry at most the smallest normal number over the step's total. The next step gives every state at
+    least the smallest transition probability. If that is not far more, a state set to 0 could have had a large posterior. The same
+    holds where the next step is unknown: in the last message, if tiles other than these may follow.
     """
     info = torch.finfo(totals.dtype)
-    # Sums of products above this are as precise as any: what underflowed in them is beneath their rounding.
+    # Sums of products above this have full precision: underflow of their terms is below rounding error.
     precise = info.tiny / info.eps
     least_total = totals.masked_fill(~within, 1.0).amin(1).clamp(max=1.0)
-    # A quarter of the exponents is left as a margin above the smallest number.
+    # The underflow threshold: a quarter of the exponent range is a margin above the smallest normal number.
     underflow: Tensor = least_total < info.tiny**0.75
     if scaled.tiles.numel():
         doubtful = least_total * _smallest_move(factors, scaled) < precise
@@ -163,7 +163,7 @@ def _suspect(
             doubtful = doubtful | (emits & (alpha[:, -1] * totals.gather(1, last) < precise)).any(1)
         rows = (~underflow & doubtful).nonzero()[:, 0]
         if rows.numel() == underflow.shape[0]:
-            # All of them, as a rule: the zeros are those of the tiles that they share.
+            # The usual case is all rows at once: sequences share the tiles, and so their zeros.
             underflow = _lost(factors, scaled, alpha, totals, precise)
         elif rows.numel():
             part = replace(scaled, emission=scaled.emission[rows], log_shift=scaled.log_shift[rows])
@@ -172,7 +172,7 @@ def _suspect(
 
 
 def _smallest_move(factors: Factors, scaled: Scaled) -> Float[Tensor, ""]:
-    """Into any state that can be entered at all."""
+    """The smallest transition probability into any state that can be entered."""
     smallest = scaled.tiles.amin()
     if bool(smallest > 0):
         return smallest
@@ -193,7 +193,7 @@ def _lost(
         impossible = values <= 0 if log_values is None else log_values == -torch.inf
         return values.masked_fill(impossible, torch.inf).amin(dims)
 
-    # Most often the smallest numbers that meet at a position say that nothing can be lost there.
+    # A cheap bound first: the product of the smallest factors of a position usually rules out underflow.
     previous = least(factors.log_previous.exp(), factors.log_previous, [1])
     before = torch.cat([previous[:, None], least(alpha, None, [2])[:, :-1]], dim=1)
     came = before * least(scaled.tiles, factors.log_tiles, [1, 2])[factors.tile_of]
@@ -255,18 +255,18 @@ def backward(
     tiny = torch.finfo(alpha.dtype).tiny
     move_back = moves(factors, scaled.tiles, steps.common_tile, back=True)
     moved = (factors.within() & (factors.init_of < 0))[:, :, None]
-    # e / c where the state was reached: the loop makes r of it.
+    # e / c where the state was reached; the loop multiplies it by v_t in place, which gives r_t.
     ratio = torch.div(scaled.emission, totals.clamp(min=tiny)[:, :, None], out=by_position(factors))
     if bool(alpha.amin() <= 0):
         ratio.masked_fill_(alpha <= 0, 0.0)
     posterior = by_position(factors)
-    # Past the length alpha stays that of the last position, so there this is what the last state was asked for.
+    # Past the length alpha is that of the last position, so this is the cotangent of the last state divided by alpha.
     ends = (last_cotangent / alpha[:, -1].clamp(min=tiny)).masked_fill_(alpha[:, -1] <= 0, 0.0)
     ratios, alphas, posteriors = ratio.unbind(1), alpha.unbind(1), posterior.unbind(1)
     needs_no_shift = _needs_no_shift(steps, token_cotangent)
 
     def came_back(t: int) -> Tensor:
-        """A r_t, or past the length what its last state was asked for."""
+        """The backward message A r_t, or past the length the cotangent of the last state divided by alpha."""
         if t < factors.num_positions and not steps.all_begun[t]:
             back = move_back(ratios[t], t)
         else:
@@ -286,7 +286,7 @@ def backward(
             r.mul_(moved[:, t])
     before_first = came_back(0)
     previous = factors.log_previous.exp()
-    # As the caller has the emission, not by position.
+    # In the caller's (B, T, K) layout, not with T first.
     posterior = posterior.contiguous()
     if steps.shortest < factors.num_positions:
         posterior.mul_(factors.within()[:, :, None])
@@ -304,7 +304,8 @@ def backward(
 def _needs_no_shift(steps: Steps, token_cotangent: Float[Tensor, "B T"]) -> list[bool]:
     """Positions where g_t minus the sum of alpha_t b_t is 0 but for rounding.
 
-    Where every sequence moves on that sum is g_t+1. Now and then it is taken all the same, so that rounding does not add up.
+    Where every sequence has a transition that sum is g_t+1. Every SHIFT_EVERY positions it is computed all the same, so that rounding errors
+    do not accumulate.
     """
     alike = (token_cotangent[:, :-1] == token_cotangent[:, 1:]).all(0).tolist()
     return [
@@ -339,7 +340,7 @@ def _sum_of_outer_products(
     states = left.shape[2]
     left, right, tile_of = left.reshape(-1, states), right.reshape(-1, states), tile_of.flatten()
     # Tiles that stand at up to 1, 2, 4, ... positions go together, the positions padded to that number: a few batched
-    # products, less than twice the work, no sorting of large tensors and no additions that wait for one another.
+    # products, less than twice the work, no sort of large tensors and no atomic (scatter) additions.
     order = tile_of.argsort(stable=True)
     counts = torch.bincount(tile_of, minlength=num_tiles)
     first = counts.cumsum(0) - counts

@@ -37,7 +37,7 @@ class Tiling:
     num_stages: int
 
 
-# Smallest first: as many programs as there are multiprocessors hide the latency of a step best.
+# Smallest first: the latency of a step is hidden best with one program for each multiprocessor (occupancy).
 TILINGS = (
     Tiling(16, 32, 128, 4, 4),
     Tiling(32, 32, 128, 4, 4),
@@ -63,10 +63,10 @@ _OF_THIS_THREAD = threading.local()
 
 @contextmanager
 def no_cooperative_kernels() -> Iterator[None]:
-    """Within it this thread takes kernels alone that end whatever else the device does.
+    """Within it this thread launches only kernels without grid barriers, which end whatever else runs on the device.
 
-    The programs of the others wait for one another, so all must be on the device at once. Where several threads launch such kernels,
-    each might hold what another needs.
+    The programs of a cooperative kernel wait for each other, so all must be resident at once. If several threads launch such kernels,
+    each may hold multiprocessors that another needs: a deadlock.
     """
     before = not cooperative_kernels_allowed()
     _OF_THIS_THREAD.no_cooperative_kernels = True
@@ -77,23 +77,23 @@ def no_cooperative_kernels() -> Iterator[None]:
 
 
 def cooperative_kernels_allowed() -> bool:
-    """Whether this thread may take kernels whose programs wait for one another."""
+    """Whether this thread may launch cooperative kernels, whose programs wait for each other at grid barriers."""
     return not getattr(_OF_THIS_THREAD, "no_cooperative_kernels", False)
 
 
 def meet(programs: int, device: torch.device) -> bool:
-    """Whether so many programs, one a multiprocessor, are on a device at once, and this thread may take them."""
+    """Whether so many programs, one for each multiprocessor, are resident at once, and this thread may launch cooperative kernels."""
     return device.type == "cuda" and cooperative_kernels_allowed() and programs <= multiprocessors(device)
 
 
 def method_for(size: int, states: int, device: torch.device, precision: Precision, *, in_graph: bool = False) -> Method:
-    """The fastest; `in_graph`: where launches cost little."""
+    """The fastest method; `in_graph`: in a CUDA graph, where launches cost little."""
     if not cooperative_kernels_allowed():
         return "cublas" if precision == "bf16" and PRODUCT_WIDENS else "launches"
     if _resident_tiling(size, states, device, precision) is not None:
         return "resident"
     if precision != "bf16" or not PRODUCT_WIDENS:
-        # cuBLAS has no setting of precision for one product alone.
+        # cuBLAS has no precision setting for a single product, only for the whole process.
         return "persistent" if states <= MAX_PERSISTENT_STATES else "launches"
     return (
         "persistent" if states <= (MAX_PERSISTENT_STATES_IN_GRAPH if in_graph else MAX_PERSISTENT_STATES) else "cublas"
@@ -101,7 +101,7 @@ def method_for(size: int, states: int, device: torch.device, precision: Precisio
 
 
 def _resident_tiling(size: int, states: int, device: torch.device, precision: Precision) -> Tiling | None:
-    """The smallest with which all programs run at once and hold their part of the tile."""
+    """The smallest with which all programs are resident at once and hold their part of the tile in shared memory."""
     if precision != "bf16":
         return None
     sources = max(16, power_of_2(states))
@@ -114,7 +114,7 @@ def _resident_tiling(size: int, states: int, device: torch.device, precision: Pr
 
 
 def tiling_for(size: int, states: int, device: torch.device, precision: Precision, method: Method) -> Tiling:
-    """The smallest that needs no second round of programs, else the largest."""
+    """The smallest whose programs are all resident at once (one wave), else the largest."""
     if method == "cublas":
         return CUBLAS_TILING
     if method == "resident":
@@ -129,8 +129,8 @@ def tiling_for(size: int, states: int, device: torch.device, precision: Precisio
 
 
 def _shared_bytes(device: torch.device) -> int:
-    """What a program may have of a multiprocessor's shared memory."""
-    # What every GPU has, where this build of PyTorch does not say.
+    """The shared memory that one program may allocate."""
+    # The amount that every GPU has: for builds of PyTorch that do not report it.
     everywhere = 48 << 10
     if device.type != "cuda":
         return everywhere

@@ -17,7 +17,7 @@ __all__ = ["Parameters", "residual_networks"]
 Parameters = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of one network: W_1 (H, H), b_1 (H), W_2 (H, H), b_2 (H), then weight and bias (H) of its LayerNorm."""
 
-# A row is held whole by one program.
+# One program holds a whole row: the normalisation reduces over it.
 
 
 def residual_networks(
@@ -36,12 +36,12 @@ def residual_networks(
     float32. Elsewhere all is made in the tensors' own type, by plain torch.
     """
     if precision != "highest" and _kernels_take(embedding):
-        # Triton is needed here alone.
+        # Imported here, so that the CPU path does not need Triton.
         from vlhmm.ops.residual_network.launch import residual_networks_by_kernels
 
         operand_type = torch.bfloat16 if precision == "bf16" else torch.float32
         return residual_networks_by_kernels(embedding, chains, num_rows, eps=eps, operand_type=operand_type)
-    # Each cut once: a slice's gradient is as large as the whole.
+    # Each is sliced once: the gradient of a slice is as large as the whole tensor.
     parts = {count: embedding if count == embedding.shape[0] else embedding[:count] for count in num_rows}
     outputs = [parts[count] for count in num_rows]
     for index, chain in enumerate(chains):

@@ -126,11 +126,11 @@ def backward_of_one(
     column = tl.arange(0, WIDTH_PAD)
     column_in = column < width
     weight = tl.load(norm_weight + column, mask=column_in, other=0.0)
-    # Summed over rows at the end only: that takes the warps together.
+    # Reduced over rows once, at the end: a reduction across warps needs a barrier.
     sum_weight = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
     sum_bias = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
     sum_second = tl.zeros((ROWS, WIDTH_PAD), dtype=tl.float32)
-    # Rows are on their way while those before are worked on.
+    # Software pipelining: rows are prefetched while earlier ones are processed.
     for step in tl.range(0, stretch, num_stages=STAGES):
         row = (program * stretch + step) * ROWS + tl.arange(0, ROWS)
         inside = (row < num_rows)[:, None] & column_in[None, :]

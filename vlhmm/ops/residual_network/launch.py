@@ -18,13 +18,13 @@ from torch.autograd.function import once_differentiable
 from vlhmm.ops.residual_network import Parameters, kernel
 from vlhmm.ops.sizes import cdiv, power_of_2
 
-# What one program holds of each tensor: 8 numbers a thread, in 4 warps.
+# Register budget of one program for each tensor: 8 numbers a thread, in 4 warps.
 TILE_NUMBERS = 1 << 10
 # Programs of the backward pass, each of which leaves one row of sums: as many as the registers of a Hopper's 132 multiprocessors
 # hold at a time, six each, of all networks together.
 SUM_PROGRAMS = 792
 
-# Pieces of a program's rows that are on their way or worked on.
+# Pipeline stages: blocks of rows that are prefetched or processed.
 STAGES = 3
 
 PRODUCT_WIDENS = hasattr(torch.ops.aten.mm, "dtype") and hasattr(torch.ops.aten.bmm, "dtype")
@@ -91,7 +91,7 @@ class _ResidualNetworks(torch.autograd.Function):
             each = zip(second_bias[own], hidden[own], second[own], strict=True)
             raw += (torch.addmm(bias, before, weight.T) for bias, before, weight in each)
             for index in members:
-                # What another network reads is an operand.
+                # The output of a network that another one reads has the operand type.
                 kind = torch.float32 if level + 1 == depths[index] else operand_type
                 values[index] = embedding.new_empty(num_rows[index], width, dtype=kind)
             kernel.forward[(cdiv(max(rows), tile_rows), len(members))](
@@ -136,7 +136,7 @@ class _ResidualNetworks(torch.autograd.Function):
                 *(d_raw.unbind(), d_hidden.unbind(), own_sums, rows, width, *strides, ctx.eps),
                 **tile,
             )
-            # D reaches the output directly and through the second product.
+            # The gradient of D is a sum: through the residual connection and through the second product.
             d_hidden.baddbmm_(d_raw, second[own])
             kernel.backward_of_relu[(programs, len(members))](
                 *(hidden[own], d_hidden.unbind(), d_firsts, own_sums, rows, all_rows, width, *strides), **tile

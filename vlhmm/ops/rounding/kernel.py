@@ -11,7 +11,7 @@ import triton.language as tl
 def nearest_tf32(values, PRECISION: tl.constexpr):
     """float32 numbers rounded to the nearest that tf32 holds, if that is the precision.
 
-    The matrix units cut off the 13 last bits instead, always towards zero: over a sentence such errors add up.
+    Tensor cores truncate the 13 last bits instead. Truncation is biased towards zero, so errors accumulate over a sentence.
     """
     if PRECISION == "tf32" and values.dtype == tl.float32:
         bits = values.to(tl.int32, bitcast=True)

@@ -19,7 +19,7 @@ CHUNK_BYTES, CPU_CHUNK_BYTES = 64 << 20, 4 << 20
 CHUNK_ROWS = 512
 """Of these logits: fewer columns at a time, rather, so that each of them is read and given its gradient seldom."""
 
-# Above it, a kernel's tile and accumulator fit neither shared memory nor registers.
+# Above this width a kernel's tile does not fit into shared memory, nor its accumulator into registers.
 
 Factors = tuple[Float[Tensor, "Z H"], Float[Tensor, "Y H"], Float[Tensor, " Z"]]
 """`out`, `into` and the log of the sums."""
@@ -79,7 +79,7 @@ def tiled_factors_and_row_logsumexp(
     precision: Precision,
 ) -> Factors:
     """`factors_and_row_logsumexp` by the launch."""
-    # Inside `forward` gradients are off, and whether `out` will want one can no longer be seen.
+    # Autograd is off inside `Function.forward`, so whether `out` requires a gradient is read here.
     with_mean = torch.is_grad_enabled() and out.requires_grad
     result: tuple[Tensor, Tensor, Tensor] = _TiledRowLogSumExp.apply(out, into, live, precision, with_mean)
     return result
@@ -106,7 +106,7 @@ class _TiledRowLogSumExp(torch.autograd.Function):
         ctx.precision, ctx.tiles = precision, tiles
         ctx.num_out, ctx.num_into, ctx.width, ctx.dtype = out.shape[0], into.shape[0], out.shape[1], out.dtype
         ctx.set_materialize_grads(False)
-        # The same numbers, but views of nothing: parts that are put together again by their base must find these.
+        # Detached, so that they are no views of the inputs: parts that are joined again by their base must find these tensors.
         return out.detach(), into.detach(), log_sum.to(out.dtype).detach()
 
     @staticmethod
@@ -141,7 +141,7 @@ class _ChunkedRowLogSumExp(torch.autograd.Function):
     def forward(ctx: Any, out: Tensor, into: Tensor, live: Tensor | None, chunk_bytes: int | None) -> Tensor:
         ctx.dtype, ctx.chunk_bytes = out.dtype, chunk_bytes
         if out.is_cuda and out.dtype == torch.float32:
-            # What cuBLAS reads of float32 on a GPU is a setting of the whole process; of float64 it reads all.
+            # Whether cuBLAS rounds float32 operands to tf32 is a process-wide setting; float64 operands are never rounded.
             out, into = out.double(), into.double()
         log_sum = out.new_empty(out.shape[0])
         for rows, columns in _chunks(out, into, chunk_bytes):

@@ -5,12 +5,12 @@ gradient it also takes mean_z = sum_y p(y | z) in_y from the tile it already hol
 grad_z mean_z, and only the gradient of `into` has to make the logits again. Together 8 Z Y H operations instead of the
 10 of making them once for each output, and no atomics: each program owns the rows it writes.
 
-Operands are packed first: rows padded to whole tiles and columns to a width that the matrix units take, with zeros;
-a row of `into` with -inf in it is dead (p(y | z) = 0), and its features are zeros too, so that no 0 times -inf is ever
-taken. Then the loops need no masks.
+Operands are packed first: rows padded to whole tiles and columns to a width that tensor cores take, with zeros;
+a row of `into` with -inf in it is dead (p(y | z) = 0), and its features are zeros too, so that no product is 0 times -inf = NaN.
+Then the loops need no masks.
 
-If a mask of live rows of `into` is given, these are packed first, and the loops end behind them: their number stays on
-the device, so shapes are the same for every draw, but dead rows cost nothing.
+If a mask of live rows of `into` is given, these are packed first, and the loops end behind them. Their number stays on
+the device: no host-device synchronisation, shapes are the same for every draw, and dead rows cost nothing.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def forward(
             barrier += tl.load(bias_ptr + tile * BLOCK_COLUMNS + column) * LOG2_E
         logits = logits * LOG2_E + barrier[None, :]
         new_peak = tl.maximum(peak, tl.max(logits, axis=1))
-        # While every column was dead the peak is -inf, and -inf - -inf would be NaN.
+        # The running maximum is -inf while all columns were dead, and -inf - -inf would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         prob = tl.exp2(logits - shift[:, None])
         shrink = tl.exp2(peak - shift)
@@ -259,7 +259,7 @@ def grad_into(
     split = tl.program_id(1).to(tl.int64)
     first_tile, last_tile = tiles_of_split(num_out, BLOCK_COLUMNS)
     if num_live_ptr is not None:
-        # Dead rows alone have nothing to stream.
+        # All rows of this tile are dead: nothing is streamed.
         last_tile = tl.where(first_row < tl.load(num_live_ptr), last_tile, first_tile)
     row = tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_COLUMNS)
@@ -298,7 +298,7 @@ def grad_into(
         out_tile += BLOCK_COLUMNS * PADDED
 
     target = first_row + row
-    # Dead rows hold what zeros would have got; it may even be infinite.
+    # Dead rows were packed as zeros: their result is meaningless, even infinite, so it is masked.
     live = (tl.load(barrier_ptr + target) == 0.0)[:, None]
     inside = (target < num_into)[:, None]
     if bias_ptr is not None:
@@ -307,7 +307,7 @@ def grad_into(
     if REST > 0:
         result_rest = tl.where(live, result_rest, 0.0)
     if others_ptr is not None:
-        # Once: with the first part.
+        # Added once, in the first split.
         added = inside & (split == 0)
         others_row = others_ptr + target[:, None] * others_row_stride
         place = others_row + main.to(tl.int64)[None, :] * others_column_stride

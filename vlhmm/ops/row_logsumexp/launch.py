@@ -54,7 +54,7 @@ def tiling(width: int, precision: Precision) -> Tiling:
             # Measured on one H200 at width 256: 622 and 665 TFLOP/s; 128 columns and two stages gave 572 and 583.
             return Tiling(rows=128, columns=64, num_warps=8, num_stages=3)
         return Tiling(rows=64, columns=64, num_warps=8, num_stages=2)
-    # Without matrix units the operands pass through registers: a larger tile spills.
+    # Without tensor cores the operands pass through registers: a larger tile causes register spills.
     return Tiling(rows=32, columns=32, num_warps=8, num_stages=2)
 
 
@@ -105,7 +105,7 @@ def forward(
     """log sum_y exp(out_z . in_y + bias_y), and with it sum_y p(y | z) in_y when asked for."""
     num_row_tiles = cdiv(out.num_rows, tiles.rows)
     num_column_tiles = cdiv(into.num_rows, tiles.columns)
-    # Few rows over many columns, as the states of a dense HMM over its words: what a part writes is little.
+    # Few rows and many columns, as states and words of a dense HMM: the partial results of a split are small.
     flat = min(1.0, out.num_rows / into.num_rows)
     splits = _num_splits(num_row_tiles, num_column_tiles, out.features.device, num_splits, flat)
     log_sum = out.features.new_empty(splits, out.num_rows, dtype=torch.float32)
@@ -195,7 +195,7 @@ def grad_into_and_bias(
     """`grad_into`, and the gradient of a bias that was added to every row of logits."""
     num_row_tiles = cdiv(into.num_rows, tiles.rows)
     num_column_tiles = cdiv(out.num_rows, tiles.columns)
-    # Programs whose rows are all dead have nothing to do: as many more share the work of the others, if half of them are.
+    # Programs whose rows are all dead exit at once. Assuming that half are dead, twice the splits keep the GPU occupied.
     busy_row_tiles = num_row_tiles if into.num_live is None else cdiv(num_row_tiles, 2)
     splits = _num_splits(busy_row_tiles, num_column_tiles, into.features.device, num_splits)
     padded_rows = out.features.shape[0]
@@ -206,7 +206,7 @@ def grad_into_and_bias(
     result = into.features.new_empty(splits, into.num_rows, into.width, dtype=torch.float32)
     grad_bias = None if bias is None else result.new_empty(splits, into.num_rows)
     main, rest = padded_widths(into.width)
-    # Packed rows that stand elsewhere get it when they are back in their order.
+    # With permuted (packed) rows it is added after the rows are back in their order.
     added = others if into.place is None else None
     kernel.grad_into[(num_row_tiles, splits)](
         out.features,
@@ -247,17 +247,17 @@ def _strides(others: Float[Tensor, "N H"] | None) -> tuple[int, ...]:
 def _num_splits(
     num_row_tiles: int, num_column_tiles: int, device: torch.device, wanted: int | None, rows_by_columns: float = 1.0
 ) -> int:
-    """Into how many parts the streamed operand is cut, so that few row tiles still fill the device."""
+    """The number of splits of the streamed operand (split-K), so that few row tiles still occupy all multiprocessors."""
     if wanted is None:
         processors = multiprocessors(device)
-        # Parts of less than 4 tiles would spend their time on filling the pipeline.
+        # Splits of fewer than 4 tiles would spend most of their time on filling the pipeline.
         most = max(1, min(32, num_column_tiles // 4))
-        # The time in units of a row tile's, a part being 1 / parts of it. With as many rows as columns a fiftieth to write and
-        # read every part's own results: of an H200's 4 TB/s and 620 TFLOP/s.
+        # Cost model, in units of the time of one row tile: waves of programs, each 1 / splits long, and memory traffic of partial
+        # results. With as many rows as columns that is a fiftieth for each split, from an H200's 4 TB/s and 620 TFLOP/s.
         moved = 0.02 * rows_by_columns
         wanted = min(
             range(1, most + 1), key=lambda parts: cdiv(num_row_tiles * parts, processors) / parts + moved * parts
         )
-    # None is empty.
+    # Rounded so that no split is empty.
     tiles_per_split = cdiv(num_column_tiles, wanted)
     return cdiv(num_column_tiles, tiles_per_split)

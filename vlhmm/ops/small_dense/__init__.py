@@ -1,8 +1,8 @@
 """Queries of a dense HMM with few states on a CPU, by compiled loops: a call costs little more than its arithmetic.
 
 `vlhmm.ops.recursion` and `vlhmm.ops.max_product` are the specification. `lanes` takes sixteen sequences together, `alone` the few that
-are left; `exact` those in which a probability that may matter could be too small for its type. Where none has an answer (None),
-since a number is out of range, a sequence impossible or a probability too small for float64, others say why, or do better.
+are left; `exact` those that fail their underflow check. Without a result (None: a token out of range, an impossible sequence, or underflow
+of float64) the caller falls back to code that reports the error or computes in log space.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Loop = Callable[..., Any]
 
 
 def served(num_states: int, num_words: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether an HMM of this size is one for these loops."""
+    """Whether these loops are the backend for an HMM of this size."""
     return (
         num_states <= dispatch.MAX_LOOP_STATES
         and num_states * num_words <= MAX_EMISSIONS
@@ -59,13 +59,13 @@ def served(num_states: int, num_words: int, dtype: torch.dtype, device: torch.de
 
 
 class SmallText:
-    """Tokens (B, T) and lengths (B,), both int64, and the token after which states begin anew (-1: none)."""
+    """Tokens (B, T) and lengths (B,), both int64, and the reset token, after which states restart from the start distribution (-1: none)."""
 
     __slots__ = ("operands", "tokens")
 
     def __init__(self, tokens: Array, lengths: Array, reset: int) -> None:
         self.tokens = tokens
-        # Sequences that are taken together should be of like length.
+        # Sequences of one block of lanes should have similar lengths: all lanes run to the longest.
         ragged = len(lengths) > LANES and (lengths != lengths[0]).any()
         self.operands = tokens, lengths, reset, np.argsort(lengths, kind="stable") if ragged else NO_LENGTHS
 
@@ -132,7 +132,7 @@ class SmallDense:
         """p(z_t | x), (B, T, Z), 0 past the length."""
         plan, tables = self._plan(text, kept=text.tokens.shape[1] * self._states), self._scaled
         if plan is not None and plan.one_by_one and tables is not None:
-            # The shortest way, for short texts.
+            # Fast path for short texts: one call without a thread pool.
             probs = np.empty((*text.tokens.shape, self._states), tables.dtype)
             nothing, start = NOTHING[tables.dtype], np.zeros(self._states, tables.dtype)
             none = nothing.ravel()
@@ -161,7 +161,7 @@ class SmallDense:
         states, parts = self._states, len(plan.parts)
         rows = -(-states // COLUMNS) * COLUMNS if counted else 0
         for tables in self._by_range():
-            # log p is unused if nothing is counted.
+            # log p is not read if no counts are requested.
             dtype = tables.dtype
             log_probs = np.empty((size, length), dtype) if counted else NOTHING[dtype]
             log_prob = np.empty(size, dtype) if counted else NOTHING[dtype][0:0].ravel()
@@ -228,7 +228,7 @@ class SmallDense:
         return Scaled.of(self._logs, np.dtype(np.float64))
 
     def _plan(self, text: SmallText, kept: int) -> _Plan | None:
-        """`kept`: the numbers that a sequence leaves behind. None: matrix products are faster."""
+        """`kept`: how many numbers are stored for each sequence. None: matrix products are faster."""
         size, positions = text.tokens.shape
         question = size, positions, kept, torch.get_num_threads()
         if question != self._planned[0]:
@@ -237,7 +237,7 @@ class SmallDense:
 
     def _new_plan(self, size: int, positions: int, kept: int, threads: int) -> _Plan | None:
         large, work = self._states > dispatch.SMALL_DENSE_STATES, size * positions * self._states**2
-        # Of many states a position is a matrix product, whose library has all threads take part in one block.
+        # With many states a step is a matrix product (BLAS), in which all threads share one block of sequences.
         if large and (size < MIN_LARGE or 2 * -(-size // LANES) < threads):
             return None
         count = min(threads, size if size < LANES else -(-size // LANES), work // THREAD_WORK) or 1
@@ -252,7 +252,7 @@ class SmallDense:
 
 @cache
 def _loops() -> tuple[Any, Any, Any]:
-    """They are imported, and with them numba, when there is a question."""
+    """Imported lazily, at the first query: numba takes long to import."""
     from vlhmm.ops.small_dense import alone, exact, lanes
 
     return lanes, alone, exact
@@ -268,7 +268,7 @@ class _Smoothed:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Who takes which sequences."""
+    """The assignment of sequences to threads and loops."""
 
     size: int
     parts: list[tuple[int, int]]

@@ -1,7 +1,7 @@
 """Loops over time for one sequence after the other, the states of a position in vectors of sixteen.
 
-What a position sums to divides the next one, not this one, so that nothing waits for the sum and its reciprocal. A sequence for which
-this has no answer keeps its status: `exact` then finds out why, or does better.
+The normaliser of a position is applied at the next position, so that the reduction and its reciprocal are off the critical path. A
+sequence without a result (underflow, probability zero, invalid token) keeps its status: `exact` then computes or reports it.
 
 Arrays are flat, and rows over states are filled up to `width`, a multiple of 16: with 0 in the start and the transition, with anything
 in the emissions.
@@ -146,7 +146,7 @@ def filter_sequence(b, tables, text, messages, keep, totals, pushed):
         least_total = min(least_total, summed)
         totals[t] = summed
         scale = everywhere(start, limits[0] / summed)
-    # A product of possible factors is at least the product of the smallest.
+    # The underflow check, by a lower bound: a product of possible factors is at least the product of the smallest ones.
     return smallest_of(low) * min(limits[1], limits[2]) * least >= limits[3] and least_total > 0
 
 
@@ -220,7 +220,7 @@ def smooth(tables, text, peaks, log_probs, log_prob, probs, start_counts, move_c
                 value = load(back, z)
                 store(row, z, times(message, value))
                 value = times(times(load(emissions, emitted + z), value), scale)
-                # A state that was not reached is skipped: its number could overflow.
+                # Unreached states are skipped: their backward message could overflow.
                 store(ahead, ahead_at + z, where_positive(message, value, zeros(start)))
             for z in range(states):
                 probs[b, t, z] = row[z]

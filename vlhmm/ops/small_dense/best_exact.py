@@ -1,4 +1,4 @@
-"""Best paths that say what is the matter with a sequence, for those that `best_lanes` gives no answer to; statuses and `text` as in `exact`."""
+"""Best paths with an error status for each sequence: the fallback where `best_lanes` has no result. Statuses and `text` are those of `exact`."""
 
 from __future__ import annotations
 

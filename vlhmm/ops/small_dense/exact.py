@@ -1,4 +1,4 @@
-"""Loops over time that say what is the matter with a sequence, for those that `lanes` and `alone` give no answer to; and sampling.
+"""Loops over time with an error status for each sequence: the fallback where `lanes` and `alone` have no result. Also sampling.
 
 Probabilities are scaled to sum to 1 at each position. A status, the larger the worse, says whether an answer holds:
 
@@ -25,15 +25,15 @@ from vlhmm.compiled import compiled
 
 OK, IMPOSSIBLE, UNDERFLOW, WRONG, TODO = 0, 1, 2, 3, 4
 
-# Sums may be taken in any order, or no vector instruction could take them; NaN and infinities keep their meaning.
+# Fast-math flags: sums may be reassociated, else they could not be vectorised; NaN and infinities keep their meaning.
 compiled_sums = compiled({"reassoc", "contract", "nsz"})
-# Where neither occurs.
+# All fast-math flags: for code without NaN and infinities.
 compiled_finite = compiled(True)
-# Comparisons of max-product and of draws must come out as they are written.
+# No fast-math: comparisons of max-product and of sampling must be evaluated as written.
 compiled_exact = compiled()
 
-# Arrays are passed whole, with a row's number: a slice costs as much as a step of eight states. Unsigned numbers have no
-# negative values to wrap around, which would keep loops from vector instructions.
+# Arrays are passed whole, with a row index: creating a slice costs as much as a step of eight states. Indices are unsigned: numba's
+# wraparound of negative indices would prevent vectorisation.
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
@@ -70,7 +70,7 @@ def emit(moved, emissions, token, messages, target):
         total += value
     for z in range(states):
         value = messages[target, z]
-        # The sum of a step is about 1 at most: a zero counts as that.
+        # The normaliser of a step is at most about 1, so zero entries count as 1 in the minimum.
         least = min(least, value + (zero + (value == 0)))
     if total > 0:
         scale = 1 / total
@@ -82,7 +82,7 @@ def emit(moved, emissions, token, messages, target):
 @compiled_exact
 @no_type_check
 def lost(messages, source, moves, start, begins, emissions, token, target, smallest):
-    """Whether a state that is possible came out below `smallest`; what is possible follows from the zeros alone."""
+    """The exact underflow check: whether a possible state has a message below `smallest`; which are possible follows from the zeros alone."""
     states = moves.shape[0]
     for y in range(states):
         if emissions[token, y] > 0 and messages[target, y] < smallest:
@@ -127,7 +127,7 @@ def filter_sequence(b, tables, text, log_probs, messages, totals):
             move(messages, source, moves, moved)
             total, smallest = emit(moved, emissions, np.uint64(token), messages, target)
             bound = least * least_move * least_emission[token]
-        # Every product of possible factors is at least the product of the smallest: most often that settles it.
+        # A cheap lower bound first: a product of possible factors is at least the product of the smallest ones.
         if not bound >= precise:
             of_message = precise / total if total > 0 else precise
             if lost(messages, source, moves, start, begins, emissions, token, target, of_message):
@@ -170,7 +170,7 @@ def forward(tables, text, log_probs, log_prob, status, first, last):
 @compiled_exact
 @no_type_check
 def sum_of(log_probs, b):
-    """Of a million terms of one sign float32 would lose digits."""
+    """Summed in float64: a million terms of one sign would lose digits in float32."""
     total = 0.0
     for t in range(log_probs.shape[1]):
         total += log_probs[b, t]
@@ -216,7 +216,7 @@ def smooth(tables, text, log_probs, log_prob, probs, start_counts, move_counts, 
                 continue
             token, scale = tokens[b, t], 1 / totals[t]
             for z in range(states):
-                # A state that was not reached is skipped: its number could overflow.
+                # Unreached states are skipped: their backward message could overflow.
                 ahead[z] = emissions[token, z] * back[z] * scale if messages[t, z] > 0 else scale * 0
             move_back(messages, np.uint64(t - 1), moves, ahead, back)
             if counted:
@@ -286,7 +286,7 @@ def upper(cumulative, row, share):
             high = middle
         else:
             low = middle + 1
-    # Rounding may have led behind the last one that has a probability.
+    # Rounding may give an index behind the last one with positive probability.
     while low > 0 and cumulative[row, low] == cumulative[row, low - 1]:
         low -= 1
     return low

@@ -71,7 +71,7 @@ class Scaled:
         self.dtype, self.peaks, self.width = start.dtype, peaks, _width(len(start))
         info = np.finfo(self.dtype)
         least = [np.where(part > 0, part, 1).min() for part in (start, moves)]
-        # A zero start is a state that is not possible, so the smallest alone bounds the products at the beginning of a text.
+        # A start probability of 0 is an impossible state, so the smallest positive one bounds the products at the first position.
         self._limits = np.array([1, *least, info.tiny / info.eps], self.dtype)
 
     @classmethod
@@ -82,7 +82,7 @@ class Scaled:
         peaks = log_emissions.amax(1)
         peaks[peaks == -torch.inf] = 0
         words, states = logs.emissions.shape
-        # A row more, of ones: that of no word.
+        # One more row, of ones: the emission of padding lanes, which have no token.
         emissions = np.ones((words + 1, _width(states)), dtype)
         rows = torch.from_numpy(emissions)[:words, :states]
         rows.copy_(log_emissions).sub_(peaks[:, None]).exp_()

@@ -1,9 +1,9 @@
 """Loops over time for sixteen sequences at once: each stands in a lane of a vector, and all take a position together.
 
-A sequence alone waits at each position for the sums of the position before. Here a vector holds the same state of sixteen
-sequences, so that sums over states need no sum within a vector, and the products of a position are done in registers: eight columns
-of the transition times the messages of all lanes. A block of sequences for which this has no answer keeps its status: `exact` then
-finds out why, or does better.
+A single sequence is bound by latency: each position depends on the normaliser of the one before. Here a SIMD vector holds the same
+state of sixteen sequences, so sums over states need no horizontal reduction, and the products of a position stay in registers: eight
+columns of the transition times the messages of all lanes. A block without a result (underflow, probability zero, invalid token) keeps
+its status: `exact` then computes or reports it.
 
 Arrays are flat. `messages` (T, Z, 16): state z of lane l at position t is number (t Z + z) 16 + l. The rows of `emissions` are filled up to
 a multiple of 16 states. A transition is packed: eight columns side by side, (columns / 8, Z, 8), so that it is read as it lies.
@@ -115,7 +115,7 @@ def add_products(left, right, block_step, row_step, count, states, target):
 def read_block(text, first, last, words, block, odd):
     """The tokens of a block, (T, 16), the number `words` where a lane has none; -1 where one is out of range, else the longest length.
 
-    `odd` (T,): some lane begins anew at this position, or has ended.
+    `odd` (T,): whether some lane restarts from the start distribution at this position, or has ended.
     """
     tokens, lengths, reset, _ = text
     positions = tokens.shape[1]
@@ -188,7 +188,7 @@ def filter_block(tables, text, block, odd, longest, messages, keep, totals, room
     pushed, emitted, row_at, lane_at, lows = room
     states, words = start.shape[0], least_emission.shape[0] - 1
     least_start, precise = limits[1], limits[3]
-    # What the smallest product of possible factors was at most, and the smallest sum.
+    # For the underflow check: a bound on the smallest product of possible factors, and the smallest normaliser.
     bound, low_total = spread(limits, 0), spread(limits, 0)
     least = bound
     for t in range(longest):
@@ -358,7 +358,7 @@ def look_ahead(tables, block, t, messages, here, back, totals, room, ahead):
 @exact
 @no_type_check
 def put_probs(text, first, last, t, messages, here, back, joint, rows, rows_at, room, probs, start_counts):
-    """probs = messages * back of the sequences that reach position t; where states begin anew they are counted."""
+    """probs = messages * back of the sequences that reach position t; where states restart they are added to the counts of start."""
     tokens, lengths, reset, _ = text
     states = start_counts.shape[0]
     for place in range(0, states * LANES, LANES):

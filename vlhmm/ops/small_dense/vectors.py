@@ -1,7 +1,7 @@
 """Vectors of sixteen numbers as a type of numba: each operation is one instruction of LLVM, or a few.
 
-Loops over arrays are turned into vector instructions where LLVM sees that it may, which for products of this size it mostly does not:
-sums must stay in registers while the numbers they are made of are read. A vector in a variable is in registers.
+LLVM's auto-vectorisation mostly fails for products of this size: accumulators must stay in registers while their operands are loaded.
+A vector in a variable is in registers.
 
 Arrays are flat, and places in them int64. numba's cache on disk does not see a change of this file: remove `__pycache__` then.
 """
@@ -203,7 +203,7 @@ def transpose(typing, source, source_rows, at, target, target_rows, target_at):
             place = builder.add(row(signature.args[1], source_rows, number), at)
             pointer, align = _vector_address(context, builder, signature.args[0], source, place)
             vectors.append(builder.load(pointer, align=align))
-        # Rows whose numbers differ in one bit swap their halves, quarters, ... : the bit of the row and that of the column.
+        # A butterfly: rows whose indices differ in one bit swap halves, then quarters, ..., which exchanges that bit of row and column.
         width = WIDTH // 2
         while width:
             kept = [one if not one & width else one - width + WIDTH for one in range(WIDTH)]
@@ -229,7 +229,7 @@ def transpose(typing, source, source_rows, at, target, target_rows, target_at):
 
 
 def _reduced(name: str, *start: float) -> Any:
-    """By an intrinsic of LLVM that makes one number of a vector."""
+    """A horizontal reduction, by an intrinsic of LLVM."""
 
     @intrinsic
     @no_type_check

@@ -1,4 +1,4 @@
-"""Rows of a table with a row for every state, of which the first are known to differ: their gradient is written, not added up."""
+"""Rows of a table with a row for every state, of which the first are known to be distinct: their gradient is written without scatter-add."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def state_rows(
     With `per_block` each row has that of the state's block, z // K, to its left; the first states must then be equally many
     of each block, block by block.
 
-    For readers of the first rows alone: their gradient is added where that of the table is written. A slice's would be filled
-    with zeros and added before. Both lie in the same memory.
+    The second result is for readers of the first rows alone: its gradient is added in the kernel that writes the gradient of the table.
+    The gradient of a slice would be padded with zeros and added in a pass of its own. Both results share memory.
     """
     if _kernels_take(per_state, states):
         return state_rows_by_kernels(per_state, states, num_first, per_block)
@@ -49,7 +49,7 @@ def state_rows_by_kernels(
 
 
 def _kernels_take(per_state: Tensor, states: Tensor) -> bool:
-    # Their gain is in the gradient.
+    # The kernels are faster only in the backward pass.
     return per_state.requires_grad and dispatch.STATE_ROWS.serve(per_state, states)
 
 

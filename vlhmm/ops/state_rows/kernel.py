@@ -61,7 +61,7 @@ def write_rows(
 ):
     """per_state[z] = the sum of both gradients' rows place[z] where z is among the first states, else 0.
 
-    What `place` says of other states was never written: a place is one only if that state stands there.
+    `place` is uninitialised for other states: an entry is valid only if that state is at this place.
     """
     z = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -85,7 +85,7 @@ def sum_rows(grad, grad_first, per_block, rows_per_block, H, grad_stride, ROWS: 
     block = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
-    # Rows are on their way while those before are added.
+    # Software pipelining: rows are prefetched while earlier ones are added.
     for begin in tl.range(0, rows_per_block, ROWS, num_stages=3):
         row = begin + tl.arange(0, ROWS)
         inside = (row < rows_per_block)[:, None] & (h < H)[None, :]

@@ -21,8 +21,8 @@ def gather(
     num_first: int,
     per_block: Float[Tensor, "M H"] | None = None,
 ) -> tuple[Float[Tensor, "n W"], Int[Tensor, " Z"]]:
-    """The rows of `states`, with those of their blocks to the left, and where each of the first stands; of other states it
-    says anything."""
+    """The rows of `states`, with those of their blocks to the left, and the place of each of the first; for other states
+    it is uninitialised."""
     num_states, width = per_state.shape
     states_per_block = 1 if per_block is None else num_states // per_block.shape[0]
     row_width = width if per_block is None else 2 * width
@@ -68,7 +68,7 @@ def block_sums(
     width = row_width // 2
     grad, grad_first = (None if each is None else each.contiguous() for each in (grad, grad_first))
     per_block = torch.empty(num_blocks, width, dtype=torch.float32, device=states.device)
-    # Narrow, so that few blocks have programs for the whole GPU.
+    # Narrow tiles, so that few blocks still have enough programs to occupy the GPU.
     columns = 32
     kernel.sum_rows[(num_blocks, cdiv(width, columns))](
         *(grad, grad_first, per_block, num_first // num_blocks, width, row_width),

@@ -18,7 +18,7 @@ __all__ = ["table_log_softmax", "table_log_softmax_by_kernels"]
 def table_log_softmax(
     logits: Float[Tensor, "Z Y"], rows: Int[Tensor, " n"], columns: Int[Tensor, " m"] | None
 ) -> Float[Tensor, "n m"]:
-    """log_softmax of logits[rows, columns] over the columns; None: over all. Rows may come again, columns may not."""
+    """log_softmax of logits[rows, columns] over the columns; None: over all. Rows may repeat, columns may not."""
     if _kernels_take(logits, rows, columns):
         return table_log_softmax_by_kernels(logits, rows, columns)
     return reference.table_log_softmax(logits, rows, columns)
@@ -39,7 +39,7 @@ def _kernels_take(logits: Tensor, rows: Tensor, columns: Tensor | None) -> bool:
 class _TableLogSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, rows: Tensor, columns: Tensor | None) -> Tensor:
-        # Triton is needed here alone.
+        # Imported here, so that the CPU path does not need Triton.
         from vlhmm.ops.table_softmax import launch
 
         rows, columns = rows.int(), None if columns is None else columns.int()

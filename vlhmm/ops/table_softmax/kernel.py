@@ -43,7 +43,7 @@ def normalize(logits, rows, columns, log_prob, Y, m, BLOCK: tl.constexpr):
         if columns is not None:
             column = tl.load(columns + j, mask=j < m, other=0)
         logit = tl.load(from_row + column, mask=j < m, other=0.0)
-        # In this order large logits lose nothing.
+        # Subtracting the maximum first keeps precision for large logits.
         tl.store(log_prob + r * m + j, (logit - shift) - log_sum, mask=j < m)
 
 

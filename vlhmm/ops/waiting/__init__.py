@@ -1,6 +1,6 @@
 """Cooperative kernels wait for a bounded number of polls; past it they report in a word of page-locked memory, and end.
 
-A program that reached its bound writes NaN, or an infinite score, for what it could not read, and waits no more, so every launch ends. The
+A program whose polling reached the bound writes NaN, or an infinite score, for missing inputs, and polls no more, so every launch ends. The
 word is host memory, so reading it needs no host-device synchronisation: after the result of a kernel has arrived, call `check` before the
 result is used. Its address is fixed, so kernels in CUDA graphs write to it too.
 """
@@ -31,7 +31,7 @@ _lock = threading.Lock()
 
 
 class DeviceWaitError(RuntimeError):
-    """Programs of a cooperative kernel did not meet: its results are not usable."""
+    """A grid barrier of a cooperative kernel timed out: its results are not usable."""
 
 
 def reports(device: torch.device) -> Int[Tensor, " operations"]:
@@ -42,13 +42,13 @@ def reports(device: torch.device) -> Int[Tensor, " operations"]:
     device = _with_index(device)
     with _lock:
         if device not in _reports:
-            # A kernel may write to page-locked memory of the host.
+            # Page-locked (pinned) host memory, to which kernels can write.
             _reports[device] = torch.zeros(len(OPERATIONS), dtype=torch.int64, pin_memory=device.type == "cuda")
         return _reports[device]
 
 
 def cooperative_options(device: torch.device) -> dict[str, bool]:
-    """Launch options of a kernel whose programs wait for one another: the device starts all of them at once, or refuses."""
+    """Launch options of a cooperative kernel: the device makes all programs resident at once, or refuses the launch."""
     return {"launch_cooperative_grid": True} if device.type == "cuda" else {}
 
 

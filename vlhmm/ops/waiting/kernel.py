@@ -1,4 +1,4 @@
-"""What every kernel does that waits for other programs: `ops.waiting` says why."""
+"""Bounded polling (spin waits), shared by all kernels with a grid barrier: `ops.waiting` has the reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def report(reports, OPERATION: tl.constexpr, step):
-    """This program has given up. One word, so that a program and its step stay together."""
+    """This program's wait timed out. One word, so that program and step are written atomically."""
     program = tl.program_id(0).to(tl.int64) + 1
     tl.store(reports + OPERATION, (program << 32) | step)
 
@@ -21,7 +21,7 @@ def report(reports, OPERATION: tl.constexpr, step):
 def wait_for_count(arrived, target, polls_left, reports, OPERATION: tl.constexpr, step):
     """Waits until `arrived` has been counted up to `target`, and returns how many polls the next wait may take: 0 where this one has taken all.
 
-    One thread polls, and all get what it has read: none leaves the loop without the others.
+    One thread polls and broadcasts the count, so that control flow is uniform: all threads leave the loop together.
     """
     polls = 0
     count = tl.atomic_add(arrived, 0, sem="acquire", scope="gpu")

@@ -1,5 +1,5 @@
-"""The blocked recursion from the end of a text, on a GPU: `launch.py` calls these kernels, and `blocked_recursion/kernel.py` says what
-the letters mean."""
+"""The backward pass of the blocked recursion on a GPU: `launch.py` calls these kernels, and `blocked_recursion/kernel.py` defines
+the symbols."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 from vlhmm.ops.blocked_recursion.kernel import SMALLEST_NORMAL, in_parts
 from vlhmm.ops.blocked_recursion.tiles.kernel import states_of
 
-# `do_not_specialize`: another number of positions is no reason to compile anew.
+# `do_not_specialize`: a kernel is not recompiled for another number of positions.
 
 MAX_SLOPE = tl.constexpr(2.0**126)
 MAX_RATIO = tl.constexpr(2.0**112)
@@ -20,15 +20,15 @@ MAX_RATIO = tl.constexpr(2.0**112)
 @triton.jit
 @no_type_check
 def held(value, LIMIT: tl.constexpr):
-    """0 where float32 could not hold it, or the sum of several: a state that has all but faded and yet comes back is left out.
-    NaN stays, to be seen."""
+    """0 where the value, or the sum of several, would overflow float32: a state with a near-zero filtered probability but a large
+    posterior is left out. NaN is propagated, so that errors show."""
     return tl.where(tl.abs(value) > LIMIT, 0.0, value)
 
 
 @triton.jit
 @no_type_check
 def slope_at_end(last_cotangent, here, b, state, inside, K):
-    """dL / dlog alpha over alpha, of the last message: bounded where the quotient of two small numbers would not be."""
+    """dL / dlog alpha divided by alpha, for the last message: bounded, since the quotient of two small numbers may overflow."""
     slope = tl.zeros_like(here)
     if last_cotangent is not None:
         asked = tl.load(last_cotangent + b * K + state, mask=inside, other=0.0)
@@ -57,8 +57,9 @@ def backward(
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """One sequence from its end: its means. The sum of what has `passed` a position is the position's cotangent, or 0 where
-    states begin anew or nothing is possible: one step in 16 takes it, so that rounding does not add up."""
+    """The backward pass of one sequence: its means. `passed`, the sum of sent times mean at the position just processed, equals
+    that position's cotangent, or 0 where its states restart from an initial row or it is impossible. One step in 16 computes the sum
+    itself, so that rounding errors do not accumulate."""
     CHUNKS: tl.constexpr = (FILLED + COLUMNS - 1) // COLUMNS
     BETWEEN_SUMS: tl.constexpr = 16 * CHUNKS
     b = tl.program_id(0).to(tl.int64)
@@ -75,7 +76,7 @@ def backward(
         average = tl.zeros((K_PAD, PARTS), dtype=tl.float32)
     else:
         average = tl.zeros((K_PAD,), dtype=tl.float32)
-    # As in the forward direction; pieces are columns, so that all add to the same sum.
+    # One pipelined loop as in `forward`; chunks are columns of the tile, so all chunks add to one accumulator.
     for i in tl.range(0, length * CHUNKS, num_stages=STAGES):
         t = last - i // CHUNKS
         chunk = i % CHUNKS
@@ -94,9 +95,9 @@ def backward(
         init = tl.load(init_of + at)
         if i % BETWEEN_SUMS == 0:
             passed = tl.sum(here * slope, axis=0)
-        # What is impossible has no gradient, whatever its cotangent.
+        # Impossible states have gradient 0, whatever their cotangent.
         rising = tl.where(here > 0.0, slope + (cotangent - passed), 0.0)
-        # A total of 0 leaves no state reached. From the first piece on it is the ratio.
+        # If the total is 0, no state is reached. After the first chunk of a step `slope` holds the ratio.
         ratio = held(rising * e * (1.0 / tl.maximum(total, SMALLEST_NORMAL)), MAX_RATIO)
         slope = tl.where(chunk == 0, ratio, slope)
         part = slope

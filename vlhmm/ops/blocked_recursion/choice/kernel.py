@@ -1,5 +1,5 @@
-"""The choice of a block, log p(m | z) = out_z . weight_m + bias_m - log_sum_z, where a window reads it; `launch.py` calls these
-kernels. Features are operands, as the products that make log_sum read them, so that rows sum to one.
+"""The choice of a block, log p(m | z) = out_z . weight_m + bias_m - log_sum_z, at the pairs that a window reads; `launch.py` calls these
+kernels. Features are rounded to the operand type, as in the products that compute log_sum, so that rows sum to one.
 
     log_weights  some states of some positions  the log-probability of a position's target block
     begin        some rows                      the gradient of `out` through log_sum, written before others are added
@@ -43,7 +43,7 @@ def log_weights(
     ROWS: tl.constexpr,
     STRETCH: tl.constexpr,
 ):
-    """Of positions in the order of their source group, whose features stay in registers as long as it stays the same."""
+    """For positions sorted by source group: a group's features stay in registers for all consecutive positions of that group."""
     first = tl.program_id(0).to(tl.int64) * STRETCH
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH_PAD)

@@ -25,7 +25,7 @@ STRETCH = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """What the forward pass makes of weights and biases, and leaves behind."""
+    """What the forward pass computes from weights and biases, and saves for the backward pass."""
 
     weight: Float[Tensor, "padded_rows width"]
     """As operand."""
@@ -46,7 +46,7 @@ class Choice:
 
 
 def packed(features: Float[Tensor, "N H"], precision: Precision) -> Packed:
-    """Of one width for all operands, which the tiles' kernels read too."""
+    """Packed to the same width as the operands of the tile kernels."""
     return row_logsumexp.pack(features, precision)
 
 
@@ -68,7 +68,7 @@ def forward(
     bias = weight.barrier.new_zeros(weight.barrier.shape)
     bias[: weight.num_rows] = block_bias
     tiles = row_logsumexp.tiling(out.width, precision)
-    # There are many rows and few columns: parts of these would only have to be joined.
+    # Many rows and few columns: splitting the columns would only add a reduction over the splits.
     tiling = {"precision": precision, "tiles": tiles, "num_splits": 1}
     log_sum, mean = row_logsumexp.forward(out, weight, with_mean=with_mean, bias=bias, **tiling)  # type: ignore[arg-type]
     return Choice(weight.features, weight.barrier, bias, log_sum, mean, order.own, order.other, order.position)
@@ -139,7 +139,7 @@ def backward(
 
 
 def _num_splits(num_rows: int, num_blocks: int, tiles: row_logsumexp.Tiling, device: torch.device) -> int:
-    """Blocks are few: all states are cut into so many parts that every multiprocessor has one; a part's own sums are small."""
+    """There are few blocks, so the states are split into one part for each multiprocessor; the partial sums of a part are small."""
     processors = multiprocessors(device)
     of_parts = cdiv(num_rows, tiles.columns) // 4
     return max(1, min(of_parts, processors // cdiv(num_blocks, tiles.rows)))

@@ -22,7 +22,7 @@ import triton.language as tl
 from vlhmm.ops.recursion.exponentials.kernel import finite_or_zero
 from vlhmm.ops.rounding.kernel import nearest_tf32
 
-# `do_not_specialize`: another number of positions is no reason to compile anew.
+# `do_not_specialize`: a kernel is not recompiled for another number of positions.
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def states_of(states, group, number, inside, K):
 def pack(features, packed, barrier, num_rows, H, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, ROWS: tl.constexpr):
     """Features as operands: in the operands' type, zeros up to WIDTH; the barrier is -inf for rows with -inf in them.
 
-    Such a row can never be entered. Its features become 0, so that no product 0 times -inf is ever taken.
+    Such a state is never entered. Its features are set to 0, so that no product is 0 times -inf = NaN.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH_PAD)
@@ -243,25 +243,25 @@ def accumulate(
 ):
     """gradient[own states] += dlogits features[other states], over positions in the order of their own group.
 
-    A program takes `stretch` positions and keeps the sum in registers as long as the group stays the same: however
-    frequent a group is, no program has more to do than another, and memory sees one addition a stretch and group.
-    With TWO it takes two pieces of BLOCK_H features: the gradient of a tile is made once for both. With a `block_weight` the
-    log weight of a position's tile is made of features too: their gradient is flow times the weights of the target's block.
+    A program takes `stretch` positions and accumulates in registers while the group stays the same. Load is balanced however
+    frequent a group is, and there is one atomic addition to memory for each stretch and group. With TWO a program takes two blocks
+    of BLOCK_H features, and the tile gradient is computed once for both. With a `block_weight` the log weight of a position's tile
+    is a product of features too: their gradient is flow times the weights of the target's block.
     """
     PIECES: tl.constexpr = (FILLED + INNER - 1) // INNER
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     feature = tl.program_id(2) * (BLOCK_H * (2 if TWO else 1)) + tl.arange(0, BLOCK_H)
     inner = tl.arange(0, INNER)
     row_in = row < K
-    # From the end: groups that only sequences enter from come last, and where every position has another, programs take
-    # longest.
+    # Last positions first: the source groups of a boundary come last in the order. There every position has another group, so
+    # these programs take longest and must start first.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * stretch
     end = tl.minimum(first + stretch, num_positions)
     group = tl.load(own_group + first).to(tl.int64)
     total = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
     if TWO:
         second = tl.zeros((ROWS, BLOCK_H), dtype=tl.float32)
-    # One loop over positions and their pieces, so that the loads of all are pipelined alike.
+    # One loop over positions and their chunks, so that software pipelining covers all loads.
     for i in range(first * PIECES, end * PIECES):
         p = i // PIECES
         n = tl.load(order + p).to(tl.int64)
@@ -276,7 +276,7 @@ def accumulate(
             group = own
         column = (i % PIECES) * INNER + inner
         column_in = column < K
-        # Rows are the states of the own group: entered if they are targets, else left.
+        # Rows are the states of the own group: target states if BY_TARGET, else source states.
         if BY_TARGET:
             tile = load_tile(tiles + n * K_PAD * K_PAD, column[None, :], row[:, None], K_PAD, FILLED)
             toward = tl.load(ratio + n * K + row, mask=row_in, other=0.0)[:, None]
@@ -299,10 +299,10 @@ def accumulate(
             at += BLOCK_H
             operand = tl.load(at, mask=column_in[:, None] & (feature + BLOCK_H < WIDTH)[None, :], other=0.0)
             second = tl.dot(d_logits, nearest_tf32(operand, PRECISION), second, input_precision=PRECISION)
-        # The first is known when the kernel is compiled.
+        # The outer condition is a compile-time constant.
         if block_weight is not None:  # noqa: SIM102
             if i % PIECES == 0:
-                # A product with one column that is not zero: the sums stay where the matrix units have them.
+                # A product with one nonzero column: the accumulator stays in the register layout of the tensor cores.
                 flow = tl.load(sent + n * K + row, mask=row_in, other=0.0)
                 flow *= tl.load(mean + n * K + row, mask=row_in, other=0.0)
                 one = tl.arange(0, 16)

@@ -1,7 +1,7 @@
 """log p(x_t | z) for each token of a text over the K states of its word: rows of the emission table, without the table.
 
-A dense HMM of 512 states and 32,000 words has 66 MB of it. A training step reads the rows of its tokens, and needs of the
-others no more than the sums over all words.
+A dense HMM of 512 states and 32,000 words has 66 MB of it. A training step reads the rows of its tokens; of all other
+rows it needs only the normaliser, a sum over all words.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _cpu_takes(support: Support, operand: Tensor) -> bool:
 
 
 def _kernels_take_factors(support: Support, emit: Tensor, words: Tensor, precision: Precision) -> bool:
-    # Logits are made twice: that is little next to a table in memory where matrix units do it in bf16.
+    # Logits are computed twice: on bf16 tensor cores that costs less than reading a stored table from memory.
     return precision == "bf16" and dispatch.ROW_LOGSUMEXP.fits(emit.shape[1]) and _kernels_take(support, emit, words)
 
 
@@ -86,7 +86,7 @@ class _RowsOfFactors(torch.autograd.Function):
     def forward(
         ctx: Any, emit: Tensor, words: Tensor, log_normalizer: Tensor, tokens: Tensor, precision: Precision
     ) -> Tensor:
-        # Triton is needed here alone.
+        # Imported here, so that the CPU path does not need Triton.
         from vlhmm.ops.emission.by_token import launch
 
         factors = launch.Factors(launch.operand(emit, precision), words.contiguous(), precision)

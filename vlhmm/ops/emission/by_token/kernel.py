@@ -8,7 +8,7 @@
     d_token_rows     some tokens           sum over z of g emit_z, and the sums of g over these tokens
     d_emit_parts     a part of the tokens  sum over them of g word_x
 
-What belongs to all words or tokens goes through one number a part and column: no atomics. Addresses are int64.
+Reductions over all words or tokens are written as one partial sum for each part and column: there are no atomics. Addresses are int64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def log_sums(table, result, num_rows, K, part_rows, ROWS: tl.constexpr, BLOCK_K:
     part = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     end = tl.minimum((part + 1) * part_rows, num_rows)
-    # Each thread goes by its own peaks: those of a column would need a reduction over threads at every step.
+    # Each thread keeps a running maximum of its own: one for each column would need a reduction across threads at every step.
     peak = tl.full((ROWS, BLOCK_K), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS, BLOCK_K), dtype=tl.float32)
     for first in range(part * part_rows, end, ROWS):
@@ -44,7 +44,7 @@ def log_sums(table, result, num_rows, K, part_rows, ROWS: tl.constexpr, BLOCK_K:
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     whole = tl.sum(total * tl.exp(peak - shift[None, :]), axis=0)
     log_sum = tl.where(whole > 0, shift + tl.log(tl.where(whole > 0, whole, 1.0)), float("-inf"))
-    # NaN is larger than nothing.
+    # Comparisons with NaN are false: NaN is propagated explicitly.
     log_sum = tl.where(whole == whole, log_sum, whole)
     tl.store(result + part * K + k, log_sum, mask=k < K)
 
@@ -131,7 +131,7 @@ def table_gradient(
     """The word's tokens are order[bounds[x]], ..., order[bounds[x + 1] - 1]."""
     word = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    # Asked for before the tokens, of which most words have none.
+    # These loads are issued before those of the word's tokens: most words have none.
     logit = tl.load(logits + word * K + k, mask=k < K, other=float("-inf"))
     shift = tl.load(log_normalizer + k, mask=k < K, other=0.0)
     factor = tl.load(minus_sums + k, mask=k < K, other=0.0)

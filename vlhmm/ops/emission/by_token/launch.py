@@ -18,7 +18,7 @@ from vlhmm.precision import Precision
 MULTIPROCESSORS = 132
 """Of an H200."""
 
-# Where nothing is multiplied a program waits for memory: many small ones wait side by side.
+# Kernels without products are bound by memory latency: many small programs (high occupancy) hide it.
 ROWS, COLUMNS = 16, 128
 """Of a table, that a program takes at once."""
 PARTS_PER_COLUMNS = 8 * MULTIPROCESSORS
@@ -96,7 +96,7 @@ def rows_of_factors(
     (num_states, width), num_words = factors.emit.shape, factors.words.shape[0]
     num_tokens = tokens.shape[0]
     rows = torch.empty(num_tokens, num_states, device=tokens.device)
-    # All features at once: wide ones want fewer states beside them.
+    # All features at once: at large widths a program takes fewer states.
     states = STATES if width <= 256 else STATES // 2
     kernel.rows_of_factors[cdiv(num_tokens, TOKENS), cdiv(num_states, states)](
         *(factors.emit, factors.words, tokens, log_normalizer, rows, num_tokens, num_words, num_states, width),

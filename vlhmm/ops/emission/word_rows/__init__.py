@@ -1,4 +1,4 @@
-"""Rows of a table with a row for every word, and a gradient that neither waits for atomics nor sorts rows."""
+"""Rows of a table with a row for every word (an embedding lookup), with a gradient that uses neither atomics nor a sort of rows."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _WordRowsOnCpu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (words,) = ctx.saved_tensors
-        # Most rows of a large table stay zero. NumPy asks the system for zeros in large pages: 41 MB took 4 ms, and 21 ms as
-        # PyTorch asks for them.
+        # Most rows of a large table stay zero. NumPy allocates zeroed memory in huge pages: 41 MB took 4 ms, and 21 ms with
+        # PyTorch's allocation.
         zeros = torch.from_numpy(np.zeros(ctx.shape, dtype=_NUMPY_TYPES[grad.dtype]))
         return zeros.index_add_(0, words.flatten(), grad.flatten(0, 1)), None
 

@@ -11,7 +11,7 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def copy_rows(per_word, words, rows, X, K, BLOCK_K: tl.constexpr):
-    """rows[n] = per_word[words[n]]: a program a row. NaN where there is no such word: garbage would go unnoticed."""
+    """rows[n] = per_word[words[n]]: a program a row. NaN where there is no such word, so that an invalid id shows in the result."""
     n = tl.program_id(0).to(tl.int64)
     word = tl.load(words + n).to(tl.int64)
     known = (word >= 0) & (word < X)
@@ -26,7 +26,7 @@ def copy_rows(per_word, words, rows, X, K, BLOCK_K: tl.constexpr):
 def sum_rows(rows, order, bounds, per_word, K, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     """per_word[x] = the sum of the rows order[bounds[x]], ..., order[bounds[x + 1] - 1]: a program a word and piece of K.
 
-    Several rows are loaded at once: a frequent word has hundreds, and waiting for each would be slow.
+    Several rows are loaded at once: a frequent word has hundreds, and the latency of one load at a time would add up.
     """
     word = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -41,14 +41,14 @@ def sum_rows(rows, order, bounds, per_word, K, ROWS: tl.constexpr, BLOCK_K: tl.c
     tl.store(per_word + word * K + k, total, mask=k < K)
 
 
-# Positions by word, in four kernels: how often each word comes, where its positions begin, the positions there in any order,
-# and then in their own. A word out of range has no place.
+# Positions sorted by word (a counting sort) in four kernels: counts of words, their prefix sums, positions written in arbitrary
+# order within a word, then sorted within each word. A word out of range is left out.
 
 
 @triton.jit
 @no_type_check
 def count_words(words, counts, arrival, N, X, BLOCK: tl.constexpr):
-    """arrival[n]: how many positions of the same word were counted before. Which, is left to chance."""
+    """arrival[n]: how many positions of the same word were counted before. The order of atomic additions is arbitrary."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + n, mask=n < N, other=-1)
     known = (word >= 0) & (word < X)
@@ -58,7 +58,7 @@ def count_words(words, counts, arrival, N, X, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def add_up(counts, bounds, X, BLOCK: tl.constexpr):
-    """bounds[x] = the sum of the counts of all words before x, for x up to X. Each program sums for itself."""
+    """bounds[x] = the sum of the counts of all words before x, for x up to X (prefix sums). Each program sums all counts before its own block."""
     first = tl.program_id(0) * BLOCK
     before = tl.zeros((BLOCK,), dtype=tl.int32)
     for begin in range(0, first, BLOCK):

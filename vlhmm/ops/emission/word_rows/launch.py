@@ -40,7 +40,7 @@ def sum_by_word(rows: Float[Tensor, "N K"], words: Int[Tensor, " N"], num_words:
 
 def positions_by_word(words: Int[Tensor, " N"], num_words: int) -> tuple[Int[Tensor, " N"], Int[Tensor, " W"]]:
     """The positions in the order of their words, those of a word ascending; and where each word's begin, then their end."""
-    # The library's sort would take a dozen launches.
+    # torch.sort would take a dozen kernel launches.
     num_positions, device, words = words.shape[0], words.device, words.contiguous()
     counts = torch.zeros(num_words, dtype=torch.int32, device=device)
     arrival, positions, order = (torch.empty(num_positions, dtype=torch.int32, device=device) for _ in range(3))

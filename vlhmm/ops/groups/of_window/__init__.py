@@ -1,4 +1,4 @@
-"""From which group to which each position of a window moves, and where states begin anew."""
+"""Source and target group of each position of a window, and where states restart from an initial row (the reset token)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def window_groups(
     past: Int[Tensor, " B"] | None = None,
     first_entered: int | None = None,
 ) -> WindowGroups:
-    """States begin anew after `reset_token`, and at position 0 where there is no `past` token.
+    """States restart from the initial distribution after `reset_token`, and at position 0 without a `past` token.
 
-    At position 0 the source is the group of the past token, without one group 0; or, if asked for, group `first_entered` + b
-    for sequence b.
+    At position 0 the source is the group of the past token, or group 0 without one. With `first_entered` it is group
+    `first_entered` + b for sequence b.
     """
     by = window_groups_by_kernel if _kernel_takes(tokens) else reference.window_groups
     return by(tokens, group_of_word, reset_token, past, first_entered)
@@ -36,7 +36,7 @@ def window_groups_by_kernel(
     first_entered: int | None,
 ) -> WindowGroups:
     """`window_groups` in one kernel; a word out of range, which is not checked, counts as of group 0."""
-    # Triton is needed here alone.
+    # Imported here, so that the CPU path does not need Triton.
     from vlhmm.ops.groups.of_window import launch
 
     past = None if past is None else past.contiguous()

@@ -1,4 +1,4 @@
-"""The order of positions by the groups that they leave, and by those that they enter."""
+"""Positions sorted by source group, and by target group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def group_order(source: Int[Tensor, " N"], target: Int[Tensor, " N"]) -> GroupOr
 
 def group_order_by_kernel(source: Int[Tensor, " N"], target: Int[Tensor, " N"]) -> GroupOrder:
     """`group_order` in one kernel."""
-    # Triton is needed here alone.
+    # Imported here, so that the CPU path does not need Triton.
     from vlhmm.ops.groups.order import launch
 
     return launch.order(source.contiguous(), target.contiguous())

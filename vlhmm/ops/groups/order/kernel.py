@@ -22,7 +22,7 @@ def order(source, target, own, other, position, num_positions, POSITIONS: tl.con
     before = tl.zeros((POSITIONS, CHUNK), dtype=tl.int32)
     for first in range(0, num_positions, CHUNK):
         there = first + tl.arange(0, CHUNK)
-        # Past the end none is before another.
+        # Padding past the end is not counted.
         compared = tl.load(mine + there, mask=there < num_positions, other=0x7FFFFFFF).to(tl.int32)
         earlier = (there[None, :] < here[:, None]).to(tl.int32)
         before += (compared[None, :] < group[:, None] + earlier).to(tl.int32)

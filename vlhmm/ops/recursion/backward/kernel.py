@@ -1,15 +1,15 @@
-"""The backward pass of a dense HMM's recursion on a GPU: `ops.recursion.dense` calls its kernel, and `ops.recursion.kernel` says what
-the letters mean, and how programs share the work.
+"""The backward pass of a dense HMM's recursion on a GPU: `ops.recursion.dense` calls its kernel, and `ops.recursion.kernel` defines
+the symbols and the tiling of the work.
 
-It has no sum to wait for: with B_t = Q_t / alpha_t, the sum of F_t is g_t+1 (it carries what the next token was asked), so
+No normaliser has to be reduced across programs: with B_t = Q_t / alpha_t, the sum of F_t is g_t+1, the cotangent of the next token, so
 
     B_t = A (B_t+1 e_t+1 / c_t+1) + g_t - g_t+1.
 
-By rounding the sum is a little off; the difference is added to every entry one step later, so it never grows.
+Rounding makes the sum inexact; the difference is added to every entry one step later, so that errors do not accumulate.
 
-B_t is Q_t over alpha_t, and r_t is Q_t over the probability with which a state was predicted. A state that has all but faded and
-yet comes back makes them larger than float32 can hold. Such states, and they alone, are left out; their share of Q goes to
-the others as that difference.
+B_t is Q_t over alpha_t, and r_t is Q_t over the predicted probability of a state. Both overflow float32 if a state has a near-zero
+filtered probability and a large posterior. Only such states are left out; the correction above gives their share of Q to the other
+states.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_RATIO = tl.constexpr(2.0**112)
 @triton.jit
 @no_type_check
 def reached_by(message, backed):
-    """The states that take part in the backward pass. NaN stays, to be seen."""
+    """The states that take part in the backward pass. NaN is propagated, so that errors show."""
     return (message > 0) & ~(tl.abs(backed) > MAX_VALUE)
 
 
 @triton.jit
 @no_type_check
 def carried_back(value, weight, carries):
-    """value x weight where that can be held, else 0; NaN stays, to be seen."""
+    """value x weight, or 0 if that would overflow; NaN is propagated, so that errors show."""
     r = value * weight
     return tl.where(carries & ~(tl.abs(r) > MAX_RATIO), r, 0.0)
 
@@ -95,7 +95,7 @@ def backward_steps(
             per_position = rows.to(tl.int64) * num_positions + t
             next_moves = t + 1 < length
             next_moves = next_moves & (tl.load(init_of + per_position + 1, mask=next_moves, other=0) < 0)
-            # What rounding took from the sum of F at t + 1, which ought to be what the token at t + 2 was asked.
+            # The rounding error of the sum of F at t + 1, which should equal the cotangent of token t + 2.
             known = next_moves & (t + 2 < length)
             known = known & (tl.load(init_of + per_position + 2, mask=known, other=0) < 0)
             every_part = tl.arange(0, PARTS)
@@ -105,7 +105,7 @@ def backward_steps(
                 other=0.0,
             )
             missing = tl.load(token_cotangent + per_position + 2, mask=known, other=0.0) - tl.sum(flow_sums, 1)
-            # Read before the product, so that the product hides the wait.
+            # Loaded before the product, which hides the memory latency.
             message = tl.load(messages + (t + 1) * slot_size + at, mask=in_tile, other=0.0)
             within = (t >= 0) & (t < length)
             weight = emission_weight(log_rows, peaks, row_of, per_position, columns, states, within, in_tile)
@@ -140,7 +140,7 @@ def backward_steps(
                 asked = tl.load(token_cotangent + per_position, mask=within, other=0.0)
                 value = backed + (asked - flow_sum)[:, None]
                 total = tl.load(scale + per_position, mask=within, other=0.0)
-                # What flows back to a state that is not reached may be of any size.
+                # The cotangent of a state that is not reached may be arbitrarily large.
                 probability = tl.where(within[:, None] & reached, message * value, 0.0)
                 if NONNEGATIVE:
                     probability = tl.where(probability < 0, 0.0, probability)

@@ -1,6 +1,6 @@
 """Before and after the backward pass of a dense HMM's recursion: its cotangents, and the gradients of the initial rows.
 
-Small things, but each would be a dozen launches of plain torch operations. Addresses are int64.
+Each is a small computation, fused into one launch instead of a dozen launches of torch operations. Addresses are int64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ask(
     states,
     BLOCK: tl.constexpr,
 ):
-    """A program a sequence: its cotangents, 0 where a token or state is impossible; all 0, its scale too, where it has underflow.
+    """A program a sequence: its cotangents, 0 for impossible tokens and states. With underflow all cotangents of the sequence and its scale are 0.
 
     A cotangent of None is 0.
     """
@@ -72,7 +72,7 @@ def sum_begun(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """result[part, i] = the sum of the part's posteriors that begin from initial row i; of the others nothing is read."""
+    """result[part, i] = the sum of the part's posteriors at positions that begin from initial row i; other positions are not loaded."""
     part = tl.program_id(0).to(tl.int64)
     init = tl.program_id(1)
     state = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

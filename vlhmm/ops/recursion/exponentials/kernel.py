@@ -1,7 +1,7 @@
 """The factors of a dense HMM as the kernels of its recursion read them. `ops.recursion.dense` calls these.
 
-Every factor is shifted so that its largest entry is 2^32: numbers may be as much smaller before they vanish, and the product
-of a raw message and a tile, at most 2^96, is still far from overflow.
+Every factor is shifted so that its largest entry is 2^32. That widens the range before underflow by 2^32, and the product of
+a raw (not normalised) message and a tile, at most 2^96, is still far from overflow.
 
 Emissions are read from a table with a row for each word, or for each position, as logs. Addresses are int64.
 """
@@ -29,16 +29,16 @@ def finite_or_zero(peak):
 @triton.jit
 @no_type_check
 def lifted_exp(log_value):
-    """LIFT exp(log_value): a power of two rounds nothing, but must be in the exponent where the rest would vanish."""
+    """LIFT exp(log_value): multiplying by a power of two is exact. For small values LIFT is added in log space, before exp underflows."""
     return tl.where(log_value > -60.0, tl.exp(log_value) * LIFT, tl.exp(log_value + LOG_LIFT))
 
 
 @triton.jit
 @no_type_check
 def lifted_factor(log_value):
-    """The same of a state's own factor, where 0 says that the state is impossible: what underflows is the smallest number instead.
+    """The same for a state's own factor, where 0 means that the state is impossible: on underflow it is the smallest normal number instead.
 
-    It is too large then, but so small that the state is told of as an underflow.
+    That is larger than the true value, but small enough for the underflow check to report the state.
     """
     value = lifted_exp(log_value)
     value = tl.where(value < SMALLEST_NORMAL, SMALLEST_NORMAL, value)
@@ -48,14 +48,14 @@ def lifted_factor(log_value):
 @triton.jit
 @no_type_check
 def bounded(value):
-    """Some programs wait as long as they read NaN: it goes from one to the other as a number that no message can be."""
+    """Programs poll until they read no NaN, so a NaN value is passed between them as NO_MESSAGE, which no message can equal."""
     return tl.where(tl.abs(value) < NO_MESSAGE, value, NO_MESSAGE)
 
 
 @triton.jit
 @no_type_check
 def extremes(log_tile, parts, count, BLOCK: tl.constexpr):
-    """Of each program's share the smallest possible entry, the largest, and the smallest of all."""
+    """For each program's share: the smallest entry above -inf, the largest entry, and the smallest entry."""
     low = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
     lowest = tl.full((BLOCK,), float("inf"), dtype=tl.float32)
     high = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
@@ -66,7 +66,7 @@ def extremes(log_tile, parts, count, BLOCK: tl.constexpr):
         lowest = tl.minimum(lowest, value)
         low = tl.minimum(low, tl.where(value == float("-inf"), float("inf"), value))
         value = tl.where(at < count, value, float("-inf"))
-        # What is no number must not be passed over.
+        # The maximum ignores NaN: it counts as +inf, and becomes NaN again in `exp_tile`.
         high = tl.maximum(high, tl.where(value == value, value, float("inf")))
     tl.store(parts + tl.program_id(0), tl.min(low, axis=0))
     tl.store(parts + programs + tl.program_id(0), tl.max(high, axis=0))
@@ -148,7 +148,7 @@ def scale_rows(
             least = tl.minimum(least, tl.min(tl.where(possible, value, float("inf")), 0))
             tl.store(message + row * states + at, value, mask=at < states)
             tl.store(operand + row * states + at, bounded(value).to(operand.dtype.element_ty), mask=at < states)
-        # The message before position 0 is taken as it is: its sum counts as 1, or as 0 where the past is impossible.
+        # The message before position 0 is not normalised again: its sum counts as 1, or as 0 if the past is impossible.
         part = tl.arange(0, PARTS)
         tl.store(sums + row * parts + part, tl.where(part == 0, alive, 0.0), mask=part < parts)
         tl.store(least_before + row, least)

@@ -29,7 +29,7 @@ def drawn_states_by_kernel(
     keys: Float[Tensor, "M K"], count: int, into: Int[Tensor, "M count"] | None = None
 ) -> Int[Tensor, "M count"]:
     """`drawn_states` in one kernel, of float32; of equal keys the first are taken."""
-    # Triton is needed here alone.
+    # Imported here, so that the CPU path does not need Triton.
     from vlhmm.ops.state_rows.drawn import launch
 
     drawn = torch.empty(keys.shape[0], count, dtype=torch.int64, device=keys.device) if into is None else into

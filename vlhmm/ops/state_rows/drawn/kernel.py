@@ -13,8 +13,8 @@ import triton.language as tl
 def draw(keys, drawn, K, count, K_PAD: tl.constexpr):
     """The states of the `count` largest keys of a block: a program a block.
 
-    Keys are not negative, so their bits as integers have the same order. The least key that is taken is found bit by bit,
-    the highest first: a bit stays if at least `count` keys are no less.
+    Keys are not negative, so their bits as integers have the same order. The smallest selected key is found bit by bit (a radix select),
+    the highest bit first: a bit is set if at least `count` keys are no less.
     """
     block = tl.program_id(0).to(tl.int64)
     state = tl.arange(0, K_PAD)
@@ -27,7 +27,7 @@ def draw(keys, drawn, K, count, K_PAD: tl.constexpr):
         enough = tl.sum((key >= candidate).to(tl.int32), axis=0) >= count
         least = tl.where(enough, candidate, least)
     above, equal = (key > least).to(tl.int32), (key == least).to(tl.int32)
-    # Of equal keys the first, and no more than are wanted.
+    # Ties: the first of equal keys, so that exactly `count` are selected.
     wanted = count - tl.sum(above, axis=0)
     taken = above + equal * (tl.cumsum(equal, axis=0) <= wanted).to(tl.int32)
     to = drawn + block * count + tl.cumsum(taken, axis=0) - 1
