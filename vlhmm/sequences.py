@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -20,9 +20,9 @@ from vlhmm.validate import as_batch, as_integers, as_lengths, check_belief
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True)
-class Given:
-    """The sequences of a query with a batch axis, still to be checked."""
+class Given(NamedTuple):
+    """The sequences of a query with a batch axis, still to be checked. A named tuple: a frozen dataclass takes 0.6 us more to make, of
+    the 6 us of a short query."""
 
     tokens: Any
     """Token ids (B, T); None where log-likelihoods are given."""

@@ -75,7 +75,7 @@ def test_an_ordinary_hmm_is_answered_here(kind):
     )
 
 
-@pytest.mark.parametrize(("states", "size"), [(1, 37), (3, 10), (4, 5), (5, 37), (33, 17), (70, 21)])
+@pytest.mark.parametrize(("states", "size"), [(1, 37), (2, 48), (3, 10), (4, 5), (4, 33), (5, 37), (33, 17), (70, 21)])
 @every_dtype
 def test_any_number_of_states_equals_the_recursion_of_torch(states, size, dtype, monkeypatch):
     """Loops take sixteen states or sequences at a time; long texts, lengths in disorder, and a reset in the middle."""
@@ -111,6 +111,27 @@ def test_any_number_of_states_equals_the_recursion_of_torch(states, size, dtype,
         one, another = getattr(counts, name), getattr(of_torch, name)
         np.testing.assert_allclose(one, another, rtol=2e-4 if dtype == torch.float32 else 1e-9, atol=1e-4)
     torch.testing.assert_close(found[2], other.viterbi(tokens, lengths).states)
+
+
+@pytest.mark.parametrize("states", [2, 3, 4, 5])
+@every_dtype
+def test_of_equal_predecessors_the_first_counts(states, dtype, monkeypatch):
+    """Also where backpointers of all lanes are followed together, and where a state cannot be entered or left."""
+    moves = torch.ones(states, states, dtype=torch.float64)
+    moves[0, 1:] = 0
+    moves[1, 0] = 0
+    uniform = torch.full((states,), 1 / states, dtype=torch.float64)
+    emissions = torch.full((states, 3), 1 / 3, dtype=torch.float64)
+    make = lambda: vlhmm.HMM.from_probabilities(  # noqa: E731
+        uniform, moves / moves.sum(1, keepdim=True), emissions, reset_token=2, dtype=dtype
+    )
+    tokens = torch.randint(3, (35, 40), generator=torch.Generator().manual_seed(0))
+    tokens[:20] %= 2
+    found = make().viterbi(tokens)
+    monkeypatch.setattr(dispatch, "MAX_LOOP_STATES", 0)
+    expected = make().viterbi(tokens)
+    torch.testing.assert_close(found.states, expected.states)
+    torch.testing.assert_close(found.log_prob, expected.log_prob)
 
 
 def test_threads_change_nothing(monkeypatch):

@@ -114,8 +114,13 @@ class SmallQueries:
 
     def _ready(self) -> SmallDense | None:
         """The loops over the tables as they are now; None if they may require gradients."""
-        if self._uncounted or (torch.is_grad_enabled() and any(part.requires_grad for part in self._parts)):
+        if self._uncounted:
             return None
+        if torch.is_grad_enabled():
+            # Short queries take microseconds: a generator would take one of them.
+            for part in self._parts:
+                if part.requires_grad:
+                    return None
         versions = [part._version for part in self._parts]
         if self._loops is None or versions != self._versions:
             tables, only = self._tables, torch.zeros(1, dtype=torch.int64)
@@ -143,7 +148,9 @@ def _integers(values: Any) -> Any:
     if isinstance(values, Tensor):
         if not values.is_cpu or values.layout != torch.strided:
             return None
-        values = values.numpy() if values.dtype == torch.int64 else values.detach().numpy()
+        if values.dtype == torch.int64 and values.is_contiguous():
+            return values.numpy()
+        values = values.detach().numpy()
     elif not isinstance(values, np.ndarray):
         try:
             values = np.array(values)

@@ -26,8 +26,11 @@ MAX_EMISSIONS = 1 << 24
 """Entries of the emission table, of which copies are made."""
 MAX_BYTES = 1 << 28
 """What messages and posteriors of a batch may take; larger batches go in windows."""
-THREAD_WORK = 1 << 25
-"""Products of numbers that are worth another thread, which takes about 50 us to start: they take 0.3 ms or more."""
+THREAD_WORK = 1 << 26
+"""Products of numbers that are worth another thread: they take 0.7 ms. It takes about 50 us to start, and more where threads of OpenMP still
+spin after an operation of torch."""
+TOKEN_WORK = 512
+"""What a token takes beside its products (reading it, its emissions, its log-probability or state), in products: 4 to 6 ns."""
 LANES = 16
 """Sequences that are taken together."""
 MIN_LANES = 10
@@ -236,7 +239,8 @@ class SmallDense:
         return self._planned[1]
 
     def _new_plan(self, size: int, positions: int, kept: int, threads: int) -> _Plan | None:
-        large, work = self._states > dispatch.SMALL_DENSE_STATES, size * positions * self._states**2
+        large = self._states > dispatch.SMALL_DENSE_STATES
+        work = size * positions * (self._states**2 + TOKEN_WORK)
         # With many states a step is a matrix product (BLAS), in which all threads share one block of sequences.
         if large and (size < MIN_LARGE or 2 * -(-size // LANES) < threads):
             return None

@@ -8,7 +8,22 @@ import numpy as np
 
 from vlhmm.compiled import compiled
 from vlhmm.ops.small_dense.lanes import COLUMNS, LANES, OK, length_of, read_block, room_for, sequence_of
-from vlhmm.ops.small_dense.vectors import WIDTH, larger, load, lowest, minus, plus, spread, store, transpose
+from vlhmm.ops.small_dense.vectors import (
+    WIDTH,
+    larger,
+    load,
+    lowest,
+    minus,
+    plus,
+    spread,
+    store,
+    transpose,
+    where_positive,
+    zeros,
+)
+
+FEW = 4
+"""For so few states backpointers are stored and followed for all lanes at once: scores sought again lane by lane take half of the time."""
 
 exact = compiled()
 inlined = compiled(inline=True)
@@ -44,21 +59,42 @@ def push_best(packed, states, scores, at, pushed):
         store(pushed, target + 7 * LANES, best_7)
 
 
+@inlined
+@no_type_check
+def push_best_of_few(packed, states, scores, at, pushed, pointers, pointers_at, numbers):
+    """`push_best` of at most FEW states, all in the first block of columns, with the first best source of each target."""
+    for target in range(states):
+        best, pointer = plus(load(scores, at), spread(packed, target)), zeros(scores)
+        for source in range(1, states):
+            score = plus(load(scores, at + source * LANES), spread(packed, source * COLUMNS + target))
+            # The difference of two scores of -inf is NaN: not above 0.
+            pointer = where_positive(minus(score, best), spread(numbers, source), pointer)
+            best = larger(score, best)
+        store(pushed, target * LANES, best)
+        store(pointers, pointers_at + target * LANES, pointer)
+
+
 @exact
 @no_type_check
-def best_scores(tables, text, block, odd, longest, scores, log_prob, room):
+def best_scores(tables, text, block, odd, longest, scores, pointers, log_prob, room):
     """The scores of each position relative to the best one, and the log p(x, z) of the best path; False: some lane has none."""
     log_start, packed, _, log_emissions, width, words = tables
     pushed, emitted, row_at, lane_at, lows = room
     states = log_start.shape[0]
+    numbers = np.arange(FEW).astype(scores.dtype)
     for t in range(longest):
         for lane in range(LANES):
-            row_at[lane] = block[t * LANES + lane] % words * width
+            token = block[t * LANES + lane]
+            # A remainder (integer division) would take as long as all the rest at few states.
+            row_at[lane] = (token if token < words else 0) * width
         for z in range(0, width, LANES):
             transpose(log_emissions, row_at, z, emitted, lane_at, z * LANES)
         if t == 0:
             for z in range(states):
                 store(pushed, z * LANES, spread(log_start, z))
+        elif states <= FEW:
+            before, at = (t - 1) * states * LANES, t * states * LANES
+            push_best_of_few(packed, states, scores, before, pushed, pointers, at, numbers)
         else:
             push_best(packed, states, scores, (t - 1) * states * LANES, pushed)
         if t > 0 and odd[t]:
@@ -104,6 +140,16 @@ def best_of(scores, at, log_moves, row):
 
 @exact
 @no_type_check
+def follow(pointers, at, states, here, below):
+    """The sources of the states `here`, all lanes at once; `below`: z - 1/2 of every state z."""
+    source = load(pointers, at)
+    for z in range(1, states):
+        source = where_positive(minus(load(here, 0), spread(below, z)), load(pointers, at + z * LANES), source)
+    store(here, 0, source)
+
+
+@exact
+@no_type_check
 def best_paths(tables, text, paths, log_probs, status, first, last):
     """The best path, -1 past the length, and its log p(x, z). Of equal predecessors the first one counts."""
     log_start, _, log_moves_into, _, width, words = tables
@@ -113,27 +159,38 @@ def best_paths(tables, text, paths, log_probs, status, first, last):
     block, odd = np.empty(positions * LANES, np.int64), np.empty(positions, np.bool_)
     scores = np.empty((positions * states + LANES) * LANES, log_start.dtype)
     rows, rows_at = np.empty(LANES * width, log_start.dtype), np.arange(LANES) * width
-    log_prob, here, answered = np.empty(LANES, np.float64), np.empty(LANES, np.int64), True
+    log_prob, answered = np.empty(LANES, np.float64), True
+    pointers = np.empty(positions * states * LANES if states <= FEW else 0, log_start.dtype)
+    here, number = np.zeros(LANES, log_start.dtype), np.empty(LANES, np.int64)
+    below = (np.arange(FEW) - 0.5).astype(log_start.dtype)
     for at in range(first, last, LANES):
         end = min(at + LANES, last)
+        for n in range(at, end):
+            number[n - at] = sequence_of(text, n)
         longest = read_block(text, at, end, words, block, odd)
         log_prob[:] = 0
-        if longest < 0 or not best_scores(tables, text, block, odd, longest, scores, log_prob, room):
+        if longest < 0 or not best_scores(tables, text, block, odd, longest, scores, pointers, log_prob, room):
             answered = False
             continue
         for t in range(longest - 1, -1, -1):
+            if states <= FEW and t + 1 < longest and not odd[t + 1]:
+                follow(pointers, (t + 1) * states * LANES, states, here, below)
+                for lane in range(LANES):
+                    paths[number[lane], t] = np.int64(here[lane])
+                continue
             for z in range(0, states, LANES):
                 transpose(scores, room[3], (t * states + z) * LANES, rows, rows_at, z)
-            for n in range(at, end):
-                b, lane = sequence_of(text, n), n - at
+            for lane in range(end - at):
+                b = number[lane]
                 length = length_of(lengths, b, positions)
                 if t >= length:
                     continue
                 anew = t == length - 1 or tokens[b, t] == reset
-                here[lane] = best_of(rows, rows_at[lane], log_moves_into, -1 if anew else here[lane])
-                paths[b, t] = here[lane]
+                state = best_of(rows, rows_at[lane], log_moves_into, -1 if anew else np.int64(here[lane]))
+                here[lane] = state
+                paths[b, t] = state
         for n in range(at, end):
-            b = sequence_of(text, n)
+            b = number[n - at]
             paths[b, length_of(lengths, b, positions) :] = -1
             log_probs[b], status[b] = log_prob[n - at], OK
     return answered
