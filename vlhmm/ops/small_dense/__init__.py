@@ -26,8 +26,8 @@ MAX_EMISSIONS = 1 << 24
 """Entries of the emission table, of which copies are made."""
 MAX_BYTES = 1 << 28
 """What messages and posteriors of a batch may take; larger batches go in windows."""
-THREAD_WORK = 1 << 26
-"""Products of numbers that are worth another thread: they take 0.7 ms. It takes about 50 us to start, and more where threads of OpenMP still
+THREAD_WORK = 1 << 27
+"""Products of numbers that are worth another thread: they take 1.4 ms. It takes about 50 us to start, and more where threads of OpenMP still
 spin after an operation of torch."""
 TOKEN_WORK = 512
 """What a token takes beside its products (reading it, its emissions, its log-probability or state), in products: 4 to 6 ns."""
