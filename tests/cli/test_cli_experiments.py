@@ -55,7 +55,8 @@ SMALL = {
     "teacher.window": 10,
     "samples.tokens": 400,
     "samples.length": 8,
-    "samples.prefix": 4,
+    # With 8 tokens of context samples then fill the windows of 16.
+    "samples.prefix": 8,
     "samples.batch_size": 50,
     "samples.real_copies": 1,
     "finetune.epochs": 1,
